@@ -1,22 +1,21 @@
-"""The fingerprint: tells a retry from another request that came with the same key.
+"""The fingerprint: tells a retry from another request with the same key.
 
-It covers the method, the concrete path, the query, the content type's essence and the body, each in
-canonical form, and the header that names the operation, where a profile has one; nothing else, for
-other headers differ between honest tries. It is taken from the request as it was sent, before
-validation, so that a new release of the handler does not change it.
+It covers the method, the concrete path, the query, the media type and the body, each in canonical
+form, and the header that names the operation if a profile has one. Nothing else: other headers
+differ between honest retries. It is taken from the request as sent, before validation, so that a
+new release of the handler does not change it.
 
-Records live longer than releases, so the rules have a version, which is kept with each digest. The
-second version is written only where the first one has another form:
+Records live longer than releases, so the rules have a version, stored with each digest. Version 2
+is written only where version 1 has another form:
 
-- forms, whose fields were compared without their order;
-- JSON with whole numbers of very many digits, all of which were written out;
-- JSON and forms of more than `LOOKED_INTO_BYTES_MAX`, also when they are decompressed, which count
-  byte for byte;
-- JSON that is called a form, as `curl --data` does, which was compared like one;
-- JSON as AWS names it, which counted byte for byte; and where a header names the operation.
+- forms: version 1 ignored the order of fields;
+- JSON with whole numbers of very many digits: version 1 wrote all digits out;
+- JSON and forms of more than `LOOKED_INTO_BYTES_MAX`, also decompressed: they count byte for byte;
+- JSON that is called a form, as `curl --data` does: version 1 compared it like a form;
+- JSON under AWS's media types, which counted byte for byte; and if a header names the operation.
 
-All else has the digest that it always had, so that processes of both releases agree on it while a
-deployment rolls. A record of the first version is compared by the first version's rules.
+Everything else has the digest that it always had, so that processes of both releases agree during a
+rolling deployment. A record of version 1 is compared by the rules of version 1.
 """
 
 from __future__ import annotations
@@ -65,19 +64,19 @@ __all__ = [
 ]
 
 VERSION = 2
-"""Raised whenever an equal request would get another digest, or another one the same."""
+"""Raise it when equal requests would get other digests, or different ones the same."""
 
 LOOKED_INTO_BYTES_MAX = 1_048_576
-"""A longer body counts byte for byte, but for multipart, which counts part by part."""
+"""A longer body counts byte for byte, except multipart, which counts part by part."""
 
 _CHUNK_BYTES = 65_536
 _TAGS = {version: frame((b"oncekey/fingerprint/%d" % version,)) for version in (1, 2)}
 _TAG_BYTES = frame((b"oncekey/fingerprint/2/bytes",))
-"""Before what counts byte for byte: it must not look like the canonical form of anything."""
+"""Precedes bodies that count byte for byte, which must not look like a canonical form."""
 
 
 class Content(Protocol):
-    """A body that is too long to be looked into, wherever it lies."""
+    """A body that is too long to parse, wherever it is."""
 
     @property
     def size(self) -> int: ...
@@ -92,9 +91,9 @@ class Fingerprint:
     version: int
     digest: bytes
     newest: int = field(default=0, compare=False)
-    """The newest rules that are known for what this is a fingerprint of, if not these."""
+    """The newest known rules for what this is a fingerprint of, if not these."""
     earlier: Callable[[], Collection[bytes]] | None = field(default=None, compare=False, repr=False)
-    """Makes the digests that version 1 may have given the request; none once its body is gone."""
+    """Computes the digests that version 1 may have given it; none once the body is gone."""
 
 
 def of(
@@ -110,16 +109,14 @@ def of(
     unread: bool = False,
     version: int = VERSION,
 ) -> Fingerprint | BadBody:
-    """The fingerprint of a request, by the rules of this version.
+    """Compute the fingerprint of a request, by the rules of `version`.
 
-    `unread`: what the body says is hidden by its coding, and more than may be looked into.
-
-    `target` is what a header says of the operation, where the path alone does not tell it. Where
-    the key itself travels in the body or the query, `exclude_field` (of a form, or of the outermost
-    JSON object) or `exclude_parameter` leaves it out.
+    `unread`: the body is compressed, and too long to decompress. `target` is the header that names
+    the operation, if the path alone does not. If the key itself is in the body or the query,
+    `exclude_field` (of a form or the outermost JSON object) or `exclude_parameter` leaves it out.
     """
     size = len(body) if isinstance(body, bytes) else body.size
-    media_type = essence(content_type) if size else ""  # without a body, the type says nothing
+    media_type = essence(content_type) if size else ""  # without a body the type means nothing
     rules = None if unread else version
     tag, canonical = _canonical_body(media_type, content_type, body, exclude_field, rules)
     if version == 1:
@@ -133,9 +130,9 @@ def of(
             return pairs
         query = canonical_query(pairs, without=exclude_parameter)
     verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)
-    if target:  # framed it begins with a digit, as no path does
+    if target:  # framed, it begins with a digit, unlike any path
         place = frame((place, as_bytes(target)))
-    # As `frame` would write it; spelt out, because every request needs one.
+    # What `frame` would write; inlined, because every request needs it.
     head = (len(verb), verb, len(place), place, len(query), query, len(kind), kind)
     digest = hashlib.sha256(tag + b"%d:%b%d:%b%d:%b%d:%b" % head)
     for each in canonical:  # comes last, so it needs no length
@@ -152,7 +149,7 @@ def _canonical_body(
     exclude_field: str | None,
     version: int | None,
 ) -> tuple[bytes, Iterable[bytes | BadBody]]:
-    """The tag of the rules that apply, and the canonical form."""
+    """Return the tag of the rules that apply, and the canonical form."""
     if version is None:
         return _TAG_BYTES, _chunks(body)
     if media_type == MULTIPART:
@@ -163,7 +160,7 @@ def _canonical_body(
         return _TAG_BYTES, _chunks(body)
     whole = body if isinstance(body, bytes) else b"".join(body.chunks())
     if media_type == FORM:
-        if version > 1 and _begins(whole, b"{", b"["):  # its reader may decode nothing
+        if version > 1 and _begins(whole, b"{", b"["):  # a handler may read it as JSON
             return _TAG_BYTES, (whole,)
         pairs = parse_form(whole)
         if isinstance(pairs, BadBody):
@@ -197,25 +194,25 @@ class Comparison(enum.Enum):
     SAME = "same"
     DIFFERENT = "different"
     UNKNOWN_VERSION = "unknown version"
-    """Made by rules of another release: neither a match nor a mismatch."""
+    """Made by the rules of another release: neither a match nor a mismatch."""
 
 
 def compare(stored_version: int, stored_digest: bytes, now: Fingerprint) -> Comparison:
-    """Whether the request at hand is the one whose fingerprint was stored.
+    """Compare a stored fingerprint with that of the current request.
 
-    One that was stored by earlier rules is compared by them: `compare_earlier`.
+    One of an earlier version is compared by its own rules: `compare_earlier`.
     """
     if stored_version > max(now.newest, now.version):
         return Comparison.UNKNOWN_VERSION
     if stored_version > now.version:
-        return Comparison.DIFFERENT  # else the request at hand would have that version, too
+        return Comparison.DIFFERENT  # the same request would have that version, too
     if stored_version < now.version:
         return Comparison.UNKNOWN_VERSION
     return compare_earlier(stored_digest, (now.digest,))
 
 
 def compare_earlier(stored_digest: bytes, now: Collection[bytes]) -> Comparison:
-    """The same with what earlier rules make of the request at hand."""
+    """Compare with the digests that earlier rules give the current request."""
     if not now:
         return Comparison.UNKNOWN_VERSION
     same = any(hmac.compare_digest(stored_digest, digest) for digest in now)
@@ -229,11 +226,11 @@ FIELD_NAME_CHARS_MAX = 100
 
 
 def field_digests(content_type: str, body: bytes, key: str) -> dict[str, str]:
-    """A short digest per top-level field of a JSON object or form, to name later what differs.
+    """Return a short digest per top-level field of a JSON object or form, to name differences.
 
-    The digests are keyed by the idempotency key, so that a stored one does not tell a guessed value
-    to those who do not know the key. Kept are the first fields by name, at most
-    `FIELDS_DIGESTED_MAX`, without very long or unprintable names; a body of another kind has none.
+    The digests are keyed by the idempotency key, so that nobody can confirm a guessed value without
+    knowing the key. Stored are the first `FIELDS_DIGESTED_MAX` fields by name, without very long or
+    unprintable names; other bodies have none.
     """
     secret = hashlib.sha256(as_bytes(key)).digest()
     fields = _fields(content_type, body)
@@ -247,32 +244,31 @@ def field_digests(content_type: str, body: bytes, key: str) -> dict[str, str]:
 
 
 def differing_fields(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The names of fields that were added, removed or changed, sorted. Never values."""
+    """Return the sorted names of fields that were added, removed or changed. Never values."""
     names = sorted(name for name in stored.keys() | now.keys() if stored.get(name) != now.get(name))
-    # A side that is full may have left out names behind its last one: nothing is known of those.
+    # A full side may have left out names after its last one: nothing is known of those.
     ends = [max(side) for side in (stored, now) if len(side) >= FIELDS_DIGESTED_MAX]
     return [name for name in names if all(name <= end for end in ends)]
 
 
 def has_fields(content_type: str) -> bool:
-    """Whether a key is expected in a body of this type."""
+    """Return whether a body of this type may carry the key."""
     media_type = essence(content_type)
     return media_type in (FORM, MULTIPART) or is_json(media_type)
 
 
 def is_read_by_part(content_type: str) -> bool:
-    """Whether a key is found in such a body however long that is."""
+    """Return whether a key is found in such a body of any length."""
     return essence(content_type) == MULTIPART
 
 
 def extract_field(content_type: str, body: bytes | Content, name: str) -> str | BadBody | None:
-    """A key that travels in a field of a form or of the outermost JSON object. What is not in
-    memory is a form that `is_read_by_part`.
+    """Read a key from a field of a form or of the outermost JSON object. A body that is not in
+    memory must be one that `is_read_by_part`.
 
-    None where the field is missing or null. A field that is there but cannot be a key is refused:
-    taking it for missing would run the request unprotected. Handlers read JSON whatever its type
-    says, so it is looked for in any other body as well that is an object of JSON: `curl --data`
-    calls it a form.
+    None if the field is missing or null. A field that cannot be a key is refused: treating it as
+    missing would run the request unprotected. Handlers read JSON whatever its type says, so any
+    other body that is a JSON object is searched too: `curl --data` calls it a form.
     """
     media_type = essence(content_type)
     if media_type == MULTIPART:
@@ -298,12 +294,12 @@ def _looks_like_json(body: bytes) -> bool:
 
 
 def _begins(body: bytes, *marks: bytes) -> bool:
-    """Whether JSON may begin so. Handlers read UTF-16 and UTF-32 as well."""
+    """Return whether the body begins with one of these, in UTF-8, UTF-16 or UTF-32."""
     return body.lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(marks)
 
 
 def _may_name(body: bytes, name: str) -> bool:
-    """Whether a body that cannot be read here may have a member of this name."""
+    """Return whether a body that cannot be parsed may have a member of this name."""
     written = body.replace(b"\0", b"")
     return b"\\u" in written or as_bytes(name) in written
 
@@ -329,13 +325,13 @@ def _form_field(body: bytes, name: str) -> str | BadBody | None:
 
 
 def _fields(content_type: str, body: bytes) -> dict[str, bytes]:
-    """The canonical bytes of each top-level field; none where the body cannot be read."""
+    """Return the canonical bytes of each top-level field; none if the body cannot be parsed."""
     media_type = essence(content_type)
     if is_json(media_type):
         members = json_members(body)
         return {} if isinstance(members, BadBody) else members
     values: dict[str, list[bytes]] = {}
-    if media_type != FORM or _looks_like_json(body):  # its values would be taken for names
+    if media_type != FORM or _looks_like_json(body):  # its values would be read as names
         return {}
     if not isinstance(pairs := parse_form(body), BadBody):
         for name, value in pairs:
@@ -344,5 +340,5 @@ def _fields(content_type: str, body: bytes) -> dict[str, bytes]:
 
 
 def _nameable(name: str) -> bool:
-    # Names go into stores and answers: no control characters or surrogates, nothing endless.
+    # Names go into stores and responses: no control characters or surrogates, nothing very long.
     return len(name) <= FIELD_NAME_CHARS_MAX and name.isprintable()

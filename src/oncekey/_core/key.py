@@ -1,11 +1,11 @@
-"""The key that a client sends: how it is read, why it is refused, and the ids made from it.
+"""The key that a client sends: parse it, refuse it, and derive ids from it.
 
-A key is 1 to 255 visible ASCII characters, compared case by case. On the wire it may stand bare
-(`order-17`, what nearly all clients send) or as a structured-field string (`"order-17"`, what the
-IETF draft asks for); both are the same key. Everything else is refused rather than repaired: a key
-that two servers read differently protects nothing.
+A key is 1 to 255 visible ASCII characters, case-sensitive. In the header it may be bare
+(`order-17`, what nearly all clients send) or a structured-field string (`"order-17"`, what the IETF
+draft asks for); both are the same key. Anything else is refused, not repaired: a key that two
+servers read differently protects nothing.
 
-Reasons never repeat what was sent, so they may be logged and answered as they are.
+Reasons never repeat what was sent, so they may be logged and sent as they are.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ CHARS_MAX = 255
 
 @dataclass(frozen=True, slots=True)
 class BadKey:
-    """Why a key is refused, as a sentence that tells the client what to do."""
+    """Why a key is refused: a sentence that tells the client what to do."""
 
     reason: str
 
 
 def parse(lines: Sequence[bytes], *, chars_min: int = 1) -> str | BadKey:
-    """The key in the values of all its header lines, of which there must be one."""
+    """Parse the key from the values of its header lines; there must be exactly one."""
     if len(lines) != 1:
         return BadKey(f"The request has {len(lines)} key header lines. Send exactly one.")
     if _PLAIN.fullmatch(lines[0]):
         text = lines[0].decode("ascii")
         if len(text) >= chars_min and text.lower() not in _PLACEHOLDERS:
             return text
-    value = lines[0].strip(b" \t")  # some servers leave these on, some do not
+    value = lines[0].strip(b" \t")  # some servers leave these on
     if _BARE.fullmatch(value):
         return check(value.decode("ascii"), chars_min=chars_min)
     if quoted := _QUOTED.fullmatch(value):
@@ -45,7 +45,7 @@ def parse(lines: Sequence[bytes], *, chars_min: int = 1) -> str | BadKey:
 
 
 def check(text: str, *, chars_min: int = 1) -> str | BadKey:
-    """The key itself, from wherever it travelled, if it may be used as one."""
+    """Return the key if it is valid, wherever it was sent."""
     if len(text) > CHARS_MAX:
         return BadKey(f"The key is longer than {CHARS_MAX} characters. Send a shorter one.")
     if mistake := _PLACEHOLDERS.get(text.lower()):
@@ -62,20 +62,20 @@ def check(text: str, *, chars_min: int = 1) -> str | BadKey:
 
 
 def derive(text: str) -> str | BadKey:
-    """A key for whatever names something: the text itself where it can be a key, else its digest.
+    """Make a key from any name: the text itself if it is a valid key, otherwise its digest.
 
-    For names that this service has made or was given by others, such as the ids of messages, which
-    may be longer than a key and hold anything. What is no name at all is refused as ever.
+    For names from this service or from others, such as the ids of messages, which may be longer
+    than a key and contain anything. Empty names and placeholders are refused as ever.
     """
     unfit = len(text) > CHARS_MAX or not _VISIBLE.fullmatch(text)
-    if (unfit and text.strip()) or text.startswith(_DERIVED):  # nobody can choose another's digest
+    if (unfit and text.strip()) or text.startswith(_DERIVED):  # nobody may choose a digest
         return _DERIVED + hashlib.sha256(frame((b"oncekey/key/1", as_bytes(text)))).hexdigest()
     return check(text)
 
 
 def record_id(tenant: str, operation: str | None, key: str) -> bytes:
-    """What stores index: 32 bytes. `operation` is None where one key serves the whole tenant."""
-    # As `frame` would write it; spelt out, because every request needs one.
+    """Return what stores index: 32 bytes. `operation` is None if the key's scope is the tenant."""
+    # What `frame` would write; inlined, because every request needs it.
     account, text = as_bytes(tenant), as_bytes(key)
     if operation is None:
         scope = b"-"
@@ -87,12 +87,12 @@ def record_id(tenant: str, operation: str | None, key: str) -> bytes:
 
 
 def short_hash(key: str) -> str:
-    """What stands for a key in logs and metrics: 12 hexadecimal digits (P12)."""
+    """Return what stands for a key in logs and events: 12 hexadecimal digits (P12)."""
     return hashlib.sha256(frame((b"oncekey/short/1", as_bytes(key)))).hexdigest()[:12]
 
 
 def describe_call(operation: str, key: str) -> str:
-    """Which call an error is about: `shop.pay key=0c8698d5d0dc`."""
+    """Name a call in an error message: `shop.pay key=0c8698d5d0dc`."""
     return f"{operation} key={short_hash(key)}"
 
 
@@ -100,8 +100,8 @@ def describe_call(operation: str, key: str) -> str:
 
 _DERIVED = "sha256:"
 _VISIBLE = re.compile(r"[!-~]+")
-# A bare key holds no comma, because servers join repeated header lines with one, and no double
-# quote, because half-quoted keys are mistakes. A quoted key may hold both.
+# A bare key has no comma, because servers join repeated header lines with one, and no double quote,
+# because half-quoted keys are mistakes. A quoted key may have both.
 _PLAIN = re.compile(rb"[0-9A-Za-z_.:-]{1,255}")  # what nearly all clients send
 _BARE = re.compile(rb"[!#-+\--~]+")
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\["\\])*)"')
@@ -136,8 +136,8 @@ def _invisible(text: str) -> str:
 
 # ------------------------------------------------------------------------ placeholders
 #
-# Values that nobody chooses as a key, but that programs with a bug send: for every operation the
-# same one. Accepting them would answer the second operation with the first one's outcome.
+# Values that nobody chooses as a key but that buggy programs send, the same for every operation.
+# Accepting them would answer the second operation with the first one's outcome.
 
 _ADVICE = "Send 1 to 255 visible ASCII characters, new for each operation, such as a UUID."
 _UNSET = "a variable was not set when the request was built"
@@ -157,7 +157,7 @@ _PLACEHOLDERS = {
 }
 
 # {{name}} anywhere; ${name}, $(command), $NAME, {name}, <name>, %s and %(name)s alone. Narrow on
-# purpose: a random key of visible ASCII must not be taken for one of these.
+# purpose: no random key of visible ASCII may match.
 _TEMPLATE = re.compile(
     r"\{\{[$\w.-]+\}\}"
     r"|^(?:\$\{[\w.-]+\}|\$\([\w.-]+\)|\$[A-Z_]{2,}|\{[A-Za-z_]+\}|<[A-Za-z_-]+>|%s|%\(\w+\)s)$"

@@ -2,22 +2,21 @@
 
 Theory of operation
 -------------------
-A record is owned by at most one attempt at a time.
-Ownership is a *lease* (it ends by the store's clock unless renewed), proved by two values that
-every write presents: the *fence*, a counter that rises with every change of owner, and the *token*,
-random bytes that only this attempt knows. A store carries a write out only if state, fence and
-token are still what the writer believes. So whatever an attempt does after it lost its record has
-no effect, however long it slept in between, and no decision taken on an old read can win over what
-happened since.
+At most one attempt owns a record at a time. Ownership is a *lease*, which ends by the store's clock
+unless renewed. Every write proves it with two values: the *fence*, a counter that rises with every
+change of owner, and the *token*, random bytes that only this attempt knows. A store carries out a
+write only if state, fence and token are still what the writer believes. So nothing that an attempt
+writes after it lost its record has an effect, however long it slept, and no decision based on an
+old read can overrule what happened since.
 
-Two kinds of change need more than equality. A take-over needs the lease to be over, and starting
-over needs the record to be expired, *by the store's clock at the write*: `When`. Reading "lapsed"
-and then writing would let a take-over beat the renewal that landed in between.
+Two kinds of change need more than equality. A take-over needs a lease that is over, and starting
+over needs an expired record, *by the store's clock at the write*: `When`. Reading "lapsed" and then
+writing would let a take-over beat a renewal in between.
 
 A lost reply is harmless, because a repeated write finds its own token: `took_effect()` tells
 "somebody else was there" from "it was me, a moment ago".
 
-`TRANSITIONS` is the state machine. `DECISIONS` says what a request gets, by what it found.
+`TRANSITIONS` is the state machine. `DECISIONS` says what a request gets for what it finds.
 Everything else in this file only reads them. The diagram in ARCHITECTURE.md is generated from
 `TRANSITIONS`.
 """
@@ -43,9 +42,7 @@ RUNNING, COMPLETED, RELEASED, UNKNOWN = (
 
 @value
 class Transition:
-    """From which states, to which, under what condition, and whether ownership changes (the fence
-    rises).
-    """
+    """From which states to which, on what condition, and whether the fence rises (a new owner)."""
 
     sources: tuple[State, ...]
     to: State
@@ -72,7 +69,7 @@ TRANSITIONS = {
 
 
 class Situation(enum.Enum):
-    """What a request finds under its record id; the first five are told by the store's clock."""
+    """What a request finds under its record id; the first five depend on the store's clock."""
 
     IN_FLIGHT = "running, lease live"
     OVERLONG = "running, deadline further away than one lease"
@@ -111,7 +108,7 @@ class Action(enum.Enum):
 
 _SAME, _OTHER, _NEWER = Comparison.SAME, Comparison.DIFFERENT, Comparison.UNKNOWN_VERSION
 
-# What was found; then what the same request gets, what another one gets, and what one gets whose
+# What was found; what the same request gets; what another request gets; what a request gets whose
 # fingerprint cannot be compared.
 _ROWS = (
     (Situation.EXPIRED, Action.START_OVER, Action.START_OVER, Action.START_OVER),
@@ -135,7 +132,7 @@ DECISIONS = {
 
 
 def situation(record: Record, policy: Policy) -> Situation:
-    """What this record is, to somebody who finds it."""
+    """Classify a record that a request found."""
     if record.expires_in_s <= 0:
         return Situation.EXPIRED
     match record.state:
@@ -157,8 +154,8 @@ def situation(record: Record, policy: Policy) -> Situation:
 
 
 def decide(record: Record, comparison: Comparison, policy: Policy) -> Action:
-    """What a request gets that finds this record. Never `RECOVER` or `CONVERT`: the policy has had
-    its say.
+    """Decide what a request gets that finds this record. Never `RECOVER` or `CONVERT`: the policy
+    has resolved these.
     """
     action = DECISIONS[situation(record, policy), comparison]
     if action is Action.RECOVER:
@@ -167,10 +164,10 @@ def decide(record: Record, comparison: Comparison, policy: Policy) -> Action:
 
 
 def recover(record: Record, policy: Policy) -> Action:
-    """What to do about a lapsed attempt.
+    """Decide what to do about a lapsed attempt.
 
-    The record's own recovery was declared by the code that ran it; a deploy in between must not
-    weaken it.
+    The code that ran it declared the record's own recovery; a deployment in between must not weaken
+    it.
     """
     declared = (record.recovery, policy.recovery)
     if "block" in declared or ("ask" in declared and policy.ask is None):
@@ -179,10 +176,11 @@ def recover(record: Record, policy: Policy) -> Action:
 
 
 def convert(record: Record, policy: Policy) -> Action:
-    """What to do about an answer of another schema version.
+    """Decide what to do about a response of another schema version.
 
-    Only for a newer version is anything run again: while a deployment rolls, two versions would
-    otherwise undo each other's answers without end. And only if whoever ran it allowed that too.
+    A request runs again only for a newer version: otherwise, during a rolling deployment, two
+    versions would replace each other's responses without end. And only if the code that ran it
+    allowed that too.
     """
     old, new = record.schema_version, policy.schema_version
     if policy.upcasts is not None and policy.upcasts.path(old, new) is not None:
@@ -212,7 +210,7 @@ def _swap(name: str, found: Record | Held, **changes: object) -> Swap:
 
 @value
 class Held:
-    """A record as its owner knows it: what every write of an attempt presents."""
+    """A record as its owner knows it: what every write of an attempt proves itself with."""
 
     id: bytes
     fence: int
@@ -221,17 +219,17 @@ class Held:
 
 
 def renew(held: Held, *, lease_s: float, retention_s: float) -> Swap:
-    """Touches only the deadline and the beat."""
+    """Extend the lease; changes only the deadline and the beat."""
     return _swap("renew", held, lease_s=lease_s, retention_s=retention_s)
 
 
 def shorten(found: Record) -> Swap:
-    """After the store's clock was set back: from now on one lease, unless the owner renews."""
+    """Cut the deadline to one lease from now, after the store's clock was set back."""
     return _swap("shorten", found, lease_s=found.lease_s, retention_s=found.retention_s)
 
 
 def lapse(held: Held, *, retention_s: float) -> Swap:
-    """End one's own lease now: whoever comes next finds out what became of it."""
+    """End the owner's lease now, so that the next request finds out what happened."""
     return _swap("lapse", held, lease_s=0.0, retention_s=retention_s)
 
 
@@ -246,16 +244,14 @@ def release(held: Held, *, no_effect: bool, retention_s: float) -> Swap:
 
 
 def doubt(found: Record, *, new_token: bytes, retention_s: float) -> Swap:
-    """Nobody knows how it ended: a fence and token of its own, so that no zombie can end it
-    either.
-    """
+    """Declare the outcome unknown; a new fence and token keep its old owner from writing."""
     return _swap(
         "doubt", found, new_token=new_token, retention_s=retention_s, lapses=found.lapses + 1
     )
 
 
 def give_up(held: Held, *, new_token: bytes, lapses: int, retention_s: float) -> Swap:
-    """Its owner itself cannot tell how it ended: as after `doubt`, only an operator can."""
+    """Let the owner declare its own outcome unknown: as after `doubt`, only an operator ends it."""
     return _swap("give up", held, new_token=new_token, retention_s=retention_s, lapses=lapses)
 
 
@@ -265,12 +261,12 @@ def take(found: Record, claim: Claim) -> Swap:
     """
     if found.expired:
         name, fresh, attempt, lapses = "start over", True, 1, 0
-    elif found.state is State.RELEASED and found.no_effect:  # as if it had never been tried
+    elif found.state is State.RELEASED and found.no_effect:  # as if it had never run
         name, fresh, attempt, lapses = "run again", False, 1, 0
     elif found.state is State.RELEASED:
         name, fresh, attempt, lapses = "run again", False, found.attempt + 1, found.lapses
     elif found.state is State.COMPLETED and found.schema_version < claim.schema_version:
-        # Fresh, so that the old answer and its steps are forgotten; but no first attempt, since
+        # Fresh, so that the old response and its steps are removed; but not a first attempt, since
         # the record stays bound to its request.
         name, fresh, attempt, lapses = "run anew", True, found.attempt + 1, 0
     else:
@@ -289,8 +285,8 @@ def take(found: Record, claim: Claim) -> Swap:
 
 
 def fade(found: Record, *, new_token: bytes) -> Swap:
-    """Leave nothing of a completed record but that it is there: who looks for its key learns that
-    it was done, until it expires.
+    """Blank a completed record: until it expires, a request with its key only learns that it was
+    done.
     """
     claim = Claim(
         id=found.id,
@@ -317,15 +313,13 @@ def fade(found: Record, *, new_token: bytes) -> Swap:
 
 
 def resolve(found: Record, *, new_token: bytes, answer: Answer | None, retention_s: float) -> Swap:
-    """An operator found out: completed with this answer, or released (None) to be retried."""
+    """End an unknown outcome: completed with this response, or released (None) for a retry."""
     name = "resolve as released" if answer is None else "resolve as completed"
     return _swap(name, found, new_token=new_token, answer=answer, retention_s=retention_s)
 
 
 def took_effect(swap: Swap, found: Record | None) -> bool:
-    """Whether a refused swap is refused only because the same swap was carried out before (its
-    reply was lost).
-    """
+    """Return whether a refused swap was carried out before: only its reply was lost."""
     if found is None or found.state is not swap.to:
         return False
     return found.token == (swap.new_token or swap.token) and (

@@ -1,8 +1,8 @@
 """Policies: the rules for one application or one route.
 
-A policy is sparse: what it does not set it inherits. The route's policy lies over the
-application's, which lies over the profile's, which lies over `DEFAULTS`; `policy.over(base)` is
-that one operation. Every number carries its unit.
+A policy is sparse: it inherits what it does not set. A route's policy lies over the application's,
+which lies over the profile's, which lies over `DEFAULTS`; `policy.over(base)` does one such step.
+Every number carries its unit.
 """
 
 from __future__ import annotations
@@ -30,167 +30,166 @@ INHERIT: Final[Any] = _Inherit.INHERIT
 
 
 class Verdict(enum.Enum):
-    """What an answer means for its record."""
+    """What a response means for its record."""
 
     KEEP = "keep"
     """Final: stored, and replayed to every retry."""
     FAILED = "failed"
-    """Released after failure: a retry with the same request runs again."""
+    """Released after a failure: a retry with the same request runs again."""
     NO_EFFECT = "no effect"
-    """Released without effect: a retry may even bring another request."""
+    """Released without effect: a retry may even send another request."""
     UNKNOWN = "unknown"
-    """Nobody can tell what it did: it is not run again before an operator has found out. Where the
-    operation's recovery is `ask`, that is asked.
+    """Nobody knows what it did: it does not run again before an operator has found out, or the
+    operation's `ask` function if its recovery is `ask`.
     """
 
 
 class Learned(enum.Enum):
-    """What an `ask` function found out, where it is not an answer."""
+    """What an `ask` function found out, if it did not return a response."""
 
     NOT_DONE = "not done"
     """It had no effect: run it now."""
     UNKNOWN = "unknown"
-    """Nobody can tell: an operator must look."""
+    """Nobody knows: an operator must look."""
 
 
 CONDITIONAL = frozenset({206, 304, 412, 428})
-"""What one client is told because of its own conditions. Stored it would be told to every client:
-it never is, whatever a policy or a handler says.
+"""Responses to the conditions of one client. They are never stored, whatever a policy or a handler
+says: every client would get them.
 """
 _REFUSALS = CONDITIONAL | {307, 308, 401, 403, 405, 407, 408, 409, 413, 415, 425, 429}
 
 
 def keep_definitive(status: int) -> Verdict:
-    """The default: what the handler decided is kept, what it refused or could not do is not."""
+    """The default: store what the handler decided, not what it refused or could not do."""
     if status >= 500:
         return Verdict.FAILED
-    # Below 200 nothing is final; an application that ends with such a status has said nothing.
+    # A status below 200 is not final.
     return Verdict.NO_EFFECT if status < 200 or status in _REFUSALS else Verdict.KEEP
 
 
 def keep_success(status: int) -> Verdict:
-    """Only 2xx is kept; every error may be tried again."""
+    """Store only 2xx; every error may be retried."""
     if 200 <= status < 300 and status not in CONDITIONAL:
         return Verdict.KEEP
     return keep_definitive(status) if status in _REFUSALS else Verdict.FAILED
 
 
 def keep_errors_too(status: int) -> Verdict:
-    """5xx is kept as well: for effects that nobody dares to repeat after an internal error."""
+    """Store 5xx as well: for effects that are too risky to repeat after an internal error."""
     return Verdict.KEEP if status >= 500 else keep_definitive(status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Policy:
-    """The rules for an application or a route; fields left out are inherited.
+    """The rules for an application or a route; fields that you leave out are inherited.
 
     >>> Policy(lease_s=60).over(DEFAULTS).retention_s
     86400.0
     """
 
     required: bool = INHERIT
-    """Refuse requests that bring no key."""
+    """Refuse requests without a key."""
     methods: Iterable[str] = INHERIT
-    """Methods that are guarded; a key on any other method is ignored."""
+    """Methods that are guarded; keys on other methods are ignored."""
     scope: Literal["operation", "tenant"] = INHERIT
     """Whether one key may be used once per operation, or once for the whole tenant."""
     lease_s: float = INHERIT
-    """How long a claim holds without renewal; it is renewed every third of it while the handler
+    """How long a claim lasts without renewal. It is renewed every third of that while the handler
     runs.
     """
     run_s_max: float = INHERIT
-    """A handler is not renewed past this: one that hangs for ever gives its record up."""
+    """A lease is not renewed after this, so a handler that hangs loses its record."""
     retention_s: float = INHERIT
-    """How long an answer is kept, counted from completion."""
+    """How long a response is stored, from completion."""
     retention_declared_s: tuple[float, float] | None = INHERIT
-    """The shortest and the longest retention that a client may ask for; None: it may not."""
+    """The shortest and longest retention that a client may ask for; None: it may not ask."""
     tombstone_s: float = INHERIT
-    """How much longer it is remembered that it was done; a retry is then refused, not run again."""
+    """How much longer to remember that it was done; a retry is then refused, not run again."""
     key_age_s_max: float | None = INHERIT
-    """A key that was made longer ago is not run as new, where it tells its age; None: it is."""
+    """Do not run a key as new that was made longer ago, if it tells its age; None: run it."""
     key_time_required: bool = INHERIT
-    """Where `key_age_s_max` is set: run nothing as new whose age nobody tells."""
+    """With `key_age_s_max`: do not run a key as new whose age is unknown."""
     clock_skew_s: float = INHERIT
-    """How far apart the clocks of this server and of those who make keys may be."""
+    """How far apart the clocks of this server and of the clients that make keys may be."""
     unknown_retention_s: float = INHERIT
     """How long an unknown outcome waits for an operator."""
     in_flight: Literal["refuse", "wait"] = INHERIT
-    """What a retry gets while the first request still runs."""
+    """What a retry gets while the first request is still running."""
     wait_s: float = INHERIT
-    """How long a retry waits, where `in_flight` says so, before it is refused."""
+    """How long a retry waits before it is refused, with `in_flight="wait"`."""
     keep: Callable[[int], Verdict] = INHERIT
-    """What an answer's status means for its record."""
+    """What the status of a response means for its record."""
     recovery: Literal["rerun", "resume", "block", "ask"] = INHERIT
-    """What happens to an attempt that died: a retry runs it again; it is continued after its last
-    finished step, by a retry or by the recoverer; its outcome is declared unknown; or `ask` finds
-    out. Under `block` and `ask` the same goes for one that raised, was cut off or answered 5xx.
+    """What happens after an attempt died. `rerun`: a retry runs it again. `resume`: a retry or the
+    recoverer continues after its last finished step. `block`: its outcome is unknown. `ask`: your
+    function finds out. `block` and `ask` also cover attempts that raised, were cut off or answered
+    5xx.
     """
     no_effect_on: tuple[type[Exception], ...] = INHERIT
-    """Exceptions that prove that nothing happened, such as a card that was declined: the key is
-    released, also where `recovery` is `block` or `ask`.
+    """Exceptions that prove that nothing happened, such as a declined card: the key is released,
+    even if `recovery` is `block` or `ask`.
     """
     ask: Callable[..., Any] | None = INHERIT
-    """Finds out what became of an attempt that died: gets the new attempt, returns an `Answer` or a
+    """Finds out how an attempt that died ended: gets the new attempt, returns an `Answer` or a
     `Learned`. Sync or async.
     """
     request_kept_bytes_max: int = INHERIT
-    """A larger request is not kept: no recoverer can finish it, only its client's retry."""
+    """A larger request is not stored: only its client's retry can finish it, no recoverer."""
     lapses_max: int = INHERIT
-    """An attempt that died this often is not run again but declared unknown."""
+    """A request whose attempts died this often does not run again: its outcome is unknown."""
     request_bytes_max: int = INHERIT
     """A larger body is refused."""
     bodies_bytes_max: int = INHERIT
-    """Most bytes of bodies that one process holds at once; beyond that they are refused for now."""
+    """Most bytes of bodies that one process holds at once; more are refused for now."""
     answer_bytes_max: int = INHERIT
-    """A larger answer is sent, but only the fact is kept: a retry is told so and never runs again.
-    """
+    """A larger response is sent, but only the fact is stored: a retry is refused, not run."""
     atomic: bool = INHERIT
-    """Claim, business rows and answer commit in one transaction: needs `atomic=` in the middleware.
-    """
+    """Claim, rows and response commit in one transaction: needs `atomic=` in the middleware."""
     atomic_s_max: float = INHERIT
-    """The longest run of an atomic handler where a transaction keeps others waiting (SQLite)."""
+    """The longest run of an atomic handler if its transaction blocks others (SQLite)."""
     schema_version: int = INHERIT
-    """Of the answers that this operation gives: raise it when their shape changes."""
+    """The version of this operation's responses: raise it when their shape changes."""
     upcasts: Versions | None = INHERIT
-    """How answers of other schema versions become this one's."""
+    """Functions that convert stored responses from other schema versions."""
     stale: Literal["replay", "rerun", "refuse"] = INHERIT
-    """What a retry gets whose answer was kept under another version, where no upcast leads here:
-    that answer as it is, a new run, or a refusal.
+    """What a retry gets if its response has another version and no upcast leads to this one: that
+    response as it is, a new run, or a refusal.
     """
     key_chars_min: int = INHERIT
     store_down: Literal["refuse", "run"] = INHERIT
-    """Whether a request may run unprotected when the store cannot be reached."""
+    """Whether a request may run unprotected while the store is unavailable."""
     headers_kept: Iterable[str] | None = INHERIT
-    """Names of headers to keep; None keeps all but those that must never be kept."""
+    """Names of headers to store; None stores all but those that must never be stored."""
     field_digests: bool = INHERIT
-    """Keep a keyed digest of each top-level field, so that a mismatch can name what differs."""
+    """Store a keyed digest of each top-level field, so that a mismatch can name what differs."""
     waiters_per_key_max: int = INHERIT
     waiters_max: int = INHERIT
-    """Most retries that wait at once, for one key and in one process; more are refused at once."""
+    """Most retries that wait at once, for one key and in one process; further ones are refused."""
 
     def __post_init__(self) -> None:
         _check_values(self)
 
     def __repr__(self) -> str:
-        """What it sets, and nothing of what it inherits."""
+        """Show what the policy sets, not what it inherits."""
         fields = ((name, getattr(self, name)) for name in _FIELDS)
         given = (f"{name}={value!r}" for name, value in fields if value is not INHERIT)
         return f"Policy({', '.join(given)})"
 
     def over(self, base: Policy) -> Policy:
-        """This policy, with what it does not set taken from `base`."""
+        """Return this policy, with what it does not set taken from `base`."""
         missing = {name: getattr(base, name) for name in _FIELDS if getattr(self, name) is INHERIT}
         return dataclasses.replace(self, **missing)
 
     @property
     def memory_s(self) -> float:
-        """How long it is surely known that a request was done, or may have been."""
+        """How long the store surely remembers that a request was, or may have been, done."""
         kept_s = (self.retention_s, self.unknown_retention_s, *(self.retention_declared_s or ()))
         memory_s: float = min(kept_s) + self.tombstone_s
         return memory_s
 
     def settled(self) -> Policy:
-        """This policy over `DEFAULTS`. Raises `Misuse` for values that do not go together."""
+        """Return this policy over `DEFAULTS`. Raises `Misuse` if its values conflict."""
         policy = self.over(DEFAULTS)
         _check_together(policy)
         methods = frozenset(method.upper() for method in policy.methods)
@@ -200,12 +199,12 @@ class Policy:
 
 
 def as_policy(given: object, where: str = "policy=…") -> Policy:
-    """What was given as a policy; one that sets nothing for None. Raises `Misuse` for others."""
+    """Return the policy, or an empty one for None. Raises `Misuse` for anything else."""
     if given is None:
         return Policy()
     if not isinstance(given, Policy):
         raise Misuse(
-            f"{where} takes an oncekey.Policy, such as Policy(required=True); it was given a "
+            f"{where} takes an oncekey.Policy, such as Policy(required=True), not a "
             f"{type(given).__name__}"
         )
     return given
@@ -228,10 +227,10 @@ _POSITIVE = (
 _NOT_NEGATIVE = ("wait_s", "waiters_per_key_max", "waiters_max", "tombstone_s", "clock_skew_s")
 SECONDS_MAX = 100 * 366 * 86_400
 """A century. Some stores and threads cannot count much further: a handler would run, and then its
-answer could not be kept.
+response could not be stored.
 """
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""What HTTP lets be the name of a method or a header."""
+"""What HTTP allows as the name of a method or a header."""
 _FLAGS = ("required", "key_time_required", "atomic", "field_digests")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "scope": ("operation", "tenant"),
@@ -258,17 +257,17 @@ def _check_numbers(policy: Policy) -> None:
 
 
 def _set(policy: Policy, *names: str) -> Iterator[tuple[str, Any]]:
-    """Those of these fields that are not inherited."""
+    """Yield those of these fields that the policy sets."""
     for name in names:
         if (value := getattr(policy, name)) is not INHERIT:
             yield name, value
 
 
 def _check_values(policy: Policy) -> None:
-    """A misuse, unless every field that is set has a value that it can have."""
+    """Raise `Misuse` unless every field that is set has a possible value."""
     _check_numbers(policy)
     for name, value in _set(policy, *_FLAGS):
-        if not isinstance(value, bool):  # "false" would count as true
+        if not isinstance(value, bool):  # the text "false" would count as true
             raise Misuse(f"Policy({name}={value!r}): must be True or False")
     for name, value in _set(policy, *_CHOICES):
         if value not in _CHOICES[name]:
@@ -278,8 +277,8 @@ def _check_values(policy: Policy) -> None:
         if not are_names(() if value is None and name == "headers_kept" else value):
             raise Misuse(f"Policy({name}={value!r}): takes a list of names, such as [{such!r}]")
         for each in value or ():
-            if not _TOKEN.fullmatch(each):  # no request could ever have it
-                raise Misuse(f"Policy({name}={value!r}): {each!r} is no name, such as {such!r}")
+            if not _TOKEN.fullmatch(each):  # no request can have it
+                raise Misuse(f"Policy({name}={value!r}): {each!r} is not a name such as {such!r}")
     for name, value in _set(policy, "ask"):
         if value is not None and not callable(value):
             raise Misuse(f"Policy({name}={value!r}): takes a function")
@@ -291,17 +290,17 @@ def _check_values(policy: Policy) -> None:
 
 
 def _check_together(policy: Policy) -> None:
-    """A misuse, unless the values of a policy that inherits nothing more go together."""
+    """Raise `Misuse` if the values of a complete policy contradict each other."""
     if (policy.recovery == "ask") != callable(policy.ask):
         raise Misuse(
             "Policy(recovery='ask', ask=find_out) belong together: ask=… takes the function that "
-            "finds out what became of an attempt that died"
+            "finds out how an attempt that died ended"
         )
     if policy.bodies_bytes_max < policy.request_bytes_max:
         raise Misuse(
             f"Policy(request_bytes_max={policy.request_bytes_max}) is more than "
             f"bodies_bytes_max={policy.bodies_bytes_max}, all that one process holds: such a "
-            "request could never be taken. Raise bodies_bytes_max"
+            "request could never be accepted. Raise bodies_bytes_max"
         )
     _check_stale(policy)
     _check_memory(policy)
@@ -320,13 +319,13 @@ def _check_no_effect_on(named: object) -> None:
 
 
 def _is_number(value: object) -> bool:
-    if isinstance(value, bool):  # which Python takes for 0 and 1
+    if isinstance(value, bool):  # to Python they are 0 and 1
         return False
     return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def are_names(given: object) -> bool:
-    """Whether they can be gone through again and again, and each is a text."""
+    """Return whether this is a collection of texts that can be read more than once."""
     if not isinstance(given, Collection) or isinstance(given, str):
         return False
     return all(isinstance(each, str) for each in given)
@@ -349,7 +348,7 @@ def _check_declared(policy: Policy) -> None:
 
 
 def _check_memory(policy: Policy) -> None:
-    """What is asked of the memory of a store must be within it."""
+    """Raise `Misuse` if keys may be older than the store remembers."""
     if policy.key_age_s_max is None:
         if policy.key_time_required:
             raise Misuse(
@@ -360,9 +359,9 @@ def _check_memory(policy: Policy) -> None:
     if needed_s > policy.memory_s:
         raise Misuse(
             f"Policy(key_age_s_max={policy.key_age_s_max:g}, clock_skew_s={policy.clock_skew_s:g}):"
-            f" a key of that age is taken for new up to {needed_s:g} s after it was made, but what "
-            f"was done with it is remembered for {policy.memory_s:g} s at least. Lower "
-            "key_age_s_max, or raise retention_s or tombstone_s"
+            f" a key may run as new up to {needed_s:g} s after it was made, but what was done with "
+            f"it may be forgotten after {policy.memory_s:g} s. Lower key_age_s_max, or raise "
+            "retention_s or tombstone_s"
         )
 
 
@@ -375,7 +374,7 @@ def _check_keep(policy: Policy) -> None:
         )
     for status in range(100, 600):
         verdict: object = policy.keep(status)
-        if not isinstance(verdict, Verdict):  # True would be no Verdict.KEEP: nothing would be kept
+        if not isinstance(verdict, Verdict):  # True is not Verdict.KEEP: nothing would be stored
             raise Misuse(
                 f"Policy(keep=…) gave {verdict!r} for status {status}: it must give Verdict.KEEP, "
                 "Verdict.FAILED, Verdict.NO_EFFECT or Verdict.UNKNOWN for every status"
@@ -397,18 +396,18 @@ def _check_stale(policy: Policy) -> None:
     if policy.stale == "rerun" and (policy.atomic or policy.recovery not in ("rerun", "resume")):
         what = "atomic=True" if policy.atomic else f"recovery={policy.recovery!r}"
         raise Misuse(
-            f"Policy(stale='rerun', {what}): what must not be repeated is not run again for a new "
-            "version of its answer either; register an upcast, or choose stale='replay' or 'refuse'"
+            f"Policy(stale='rerun', {what}): what must not run twice does not run again for a new "
+            "version of its response either; register an upcast, or set stale='replay' or 'refuse'"
         )
 
 
 DEFAULTS: Final = Policy(
     required=False,
-    # PUT and DELETE are idempotent by HTTP's own rules and become guarded by naming them.
+    # PUT and DELETE are idempotent by HTTP's own rules; name them to guard them.
     methods=("POST", "PATCH"),
     scope="operation",
-    # Long enough that a paused process or a slow garbage collection is not taken for dead, short
-    # enough that a client of a dead one learns its outcome within a minute.
+    # Long enough for a paused process or a slow garbage collection, short enough that the client of
+    # a dead process learns its outcome within a minute.
     lease_s=30.0,
     run_s_max=900.0,
     retention_s=86_400.0,

@@ -1,8 +1,8 @@
-"""The record: everything kept for one record id, and the encoding of what is replayed.
+"""The record: everything stored for one record id, and the encoding of what is replayed.
 
-Stores measure time by their own clock. A `Record` that a store returns therefore carries no
-deadline but what was *left* of it when the store looked: `lease_left_s`, `expires_in_s`. Nothing
-here compares clocks of two machines.
+Stores measure time by their own clock. So a `Record` that a store returns has no deadlines, but the
+time that was *left* when the store looked: `lease_left_s`, `expires_in_s`. Nothing here compares
+the clocks of two machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOKEN_BYTES = 16
 
 
 class State(enum.StrEnum):
-    """What is kept; *lapsed* and *expired* are derived from time, never stored."""
+    """The stored state; *lapsed* and *expired* follow from time and are never stored."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -29,9 +29,7 @@ class State(enum.StrEnum):
 
 @value
 class Answer:
-    """What the client was told, byte for byte. `body` is None where only the fact was kept (too
-    large).
-    """
+    """A response, byte for byte. `body` is None if only the fact was stored (too large)."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -40,7 +38,7 @@ class Answer:
 
 @value
 class Claim:
-    """An attempt that wants to own a record: all that a store needs to write it down."""
+    """An attempt that wants to own a record: all that a store needs to write it."""
 
     id: bytes
     token: bytes
@@ -55,7 +53,7 @@ class Claim:
     schema_version: int = 0
     field_digests: Mapping[str, str] = field(default_factory=dict)
     request: bytes | None = None
-    """The request itself, for those that are finished without their client. Kept while it runs."""
+    """The request itself, if it may be finished without its client. Stored while it runs."""
 
 
 @value
@@ -80,7 +78,7 @@ class Record:
     lapses: int
     beat: int
     no_effect: bool
-    """Released without effect: the next attempt may bring another request."""
+    """Released without effect: the next attempt may send another request."""
     answer: Answer | None
     resource_id: str | None
     age_s: float
@@ -99,7 +97,7 @@ class Record:
 
     @property
     def expired(self) -> bool:
-        """To be treated as if it were not there."""
+        """Past its retention: treat it as if it did not exist."""
         return self.expires_in_s <= 0
 
     @property
@@ -110,7 +108,7 @@ class Record:
 
 @value
 class Glimpse:
-    """A record's state without its content, for those who wait for it to change."""
+    """A record's state without its content, for requests that wait for it to change."""
 
     state: State
     fence: int
@@ -119,26 +117,24 @@ class Glimpse:
 
 @value
 class Step:
-    """A named part of a handler whose result is kept. `result` is None while only its start is
-    marked.
-    """
+    """A named part of a handler and its result, which is None while only the start is stored."""
 
     name: str
     digest: bytes
     result: bytes | None
 
 
-# The encoding of headers: a version byte, then each line as two length-prefixed strings. Lines are
-# kept as lines, in order and never joined. Readers refuse a version they do not know rather than
-# guess. Where a tombstone follows the answer, its line comes first and the version is another: a
-# release that does not know of it must not take the line for a header.
+# The encoding of headers: a version byte, then each line as two length-prefixed strings. Lines stay
+# lines, in order and never joined. Readers refuse a version that they do not know. If the response
+# leaves a tombstone, that line comes first and the version differs: a release that does not know
+# tombstones must not take the line for a header.
 _HEADERS_VERSION, _TOMBSTONE_VERSION = 1, 2
 TOMBSTONE = b":tombstone-s"
 _LENGTHS = struct.Struct("!HI")
 
 
 def encode_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """Headers as bytes, for stores."""
+    """Encode headers for a store."""
     parts = [bytes((_version(headers),))]
     for name, text in headers:
         parts += (_LENGTHS.pack(len(name), len(text)), name, text)
@@ -146,10 +142,10 @@ def encode_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
 
 
 def decode_headers(data: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    """The inverse of `encode_headers`."""
+    """Decode what `encode_headers` wrote."""
     if not data or data[0] not in (_HEADERS_VERSION, _TOMBSTONE_VERSION):
         raise CorruptRecord(
-            f"kept headers have version {data[:1].hex() or 'none'}, this release reads "
+            f"stored headers have version {data[:1].hex() or 'none'}, this release reads "
             f"{_HEADERS_VERSION:02x} and {_TOMBSTONE_VERSION:02x}; a newer release wrote them: "
             "finish its deployment, or undo it"
         )
@@ -159,15 +155,17 @@ def decode_headers(data: bytes) -> tuple[tuple[bytes, bytes], ...]:
         try:
             name_length, value_length = _LENGTHS.unpack_from(data, at)
         except struct.error as error:
-            raise CorruptRecord(f"kept headers end within a length, at byte {at}") from error
+            raise CorruptRecord(f"stored headers end within a length, at byte {at}") from error
         at += _LENGTHS.size
         end = at + name_length + value_length
         if end > len(data):
-            raise CorruptRecord(f"kept headers end within a line, at byte {at}")
+            raise CorruptRecord(f"stored headers end within a line, at byte {at}")
         headers.append((data[at : at + name_length], data[at + name_length : end]))
         at = end
     if data[0] != _version(headers):
-        raise CorruptRecord(f"kept headers of version {data[0]:02x} do not begin as such do")
+        raise CorruptRecord(
+            f"stored headers of version {data[0]:02x} do not begin as that version does"
+        )
     return tuple(headers)
 
 

@@ -1,8 +1,7 @@
-"""What can be asked of a store, as values: the verbs and their outcomes.
+"""Queries to a store as values: the verbs and their outcomes.
 
-The engine yields verbs; `oncekey.stores.base` says in words what a store must do for each.
-Everything a store writes goes through `Insert` and `Swap`, so these two carry the whole burden of
-proof.
+The engine yields verbs; `oncekey.stores.base` says what a store must do for each. Every change of
+ownership goes through `Insert` and `Swap`, so correctness rests on these two.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from oncekey._core.values import value
 
 
 class When(enum.Enum):
-    """What must hold *by the store's clock, at the write*, for a swap to happen."""
+    """What must be true *by the store's clock, at the write*, for a swap to happen."""
 
     ANY = "any"
     LAPSED = "lapsed"
@@ -25,7 +24,7 @@ class When(enum.Enum):
 
 @value
 class Insert:
-    """Write a new running record, or find the one that is there. → `Inserted | Found`"""
+    """Write a new running record, or find the existing one. → `Inserted | Found`"""
 
     claim: Claim
 
@@ -59,12 +58,12 @@ class Swap:
     raise_fence: bool
     retention_s: float
     lease_s: float | None = None
-    """Given exactly when `to` is running: the new deadline is the store's now plus this."""
+    """Set exactly if `to` is running: the new deadline is the store's now plus this."""
     new_token: bytes | None = None
     claim: Claim | None = None
     """On a take-over: the request, recovery and schema version of the new attempt."""
     fresh: bool = False
-    """Start over: created now, counters 0, kept answer and steps forgotten."""
+    """Start over: created now, counters 0, stored response and steps removed."""
     attempt: int | None = None
     lapses: int | None = None
     no_effect: bool = False
@@ -79,7 +78,7 @@ class Done:
 
 @value
 class Refused:
-    """Nothing was changed; `record` is what stands there instead, None if nothing does."""
+    """Nothing changed; `record` is what was there instead, None if nothing was."""
 
     record: Record | None
 
@@ -100,7 +99,7 @@ class Peek:
 
 @value
 class AppendStep:
-    """Keep a step if the attempt still runs under this fence and token. → `Done | Refused`"""
+    """Store a step if the attempt still owns the record. → `Done | Refused`"""
 
     id: bytes
     fence: int
@@ -117,14 +116,14 @@ class Steps:
 
 @value
 class Requested:
-    """→ the request that was kept with a claim, None if none was or the record has ended."""
+    """→ the request stored with a claim, None if there is none or the record has ended."""
 
     id: bytes
 
 
 @value
 class Tally:
-    """Add to counters; decides nothing, loses nothing that matters. → None"""
+    """Add to counters; no decision depends on them. → None"""
 
     replays: Mapping[bytes, int]
     conflicts: Mapping[bytes, int]
@@ -134,8 +133,8 @@ class Tally:
 class Due:
     """→ ids of at most `limit` records that are lapsed or expired: a hint, oldest first.
 
-    With `abandoned` only lapsed ones that wait for somebody to act: all but those of operations
-    that only a retry runs again.
+    With `abandoned` only lapsed ones that a recoverer acts on: all but those with `rerun`, which
+    wait for a retry.
     """
 
     limit: int
@@ -144,7 +143,7 @@ class Due:
 
 @value
 class Sweep:
-    """Remove at most `limit` expired records. → how many were removed"""
+    """Remove at most `limit` expired records. → how many"""
 
     limit: int
 
@@ -166,9 +165,7 @@ class Count:
 
 @value
 class Purge:
-    """Blank the content of at most `limit` finished records of a tenant, keep their ids. → how
-    many
-    """
+    """Blank at most `limit` finished records of a tenant; their ids stay. → how many"""
 
     tenant: str
     limit: int
