@@ -125,7 +125,7 @@ def test_what_must_not_be_sent_twice_is_not() -> None:
     wire = Wire([(0.0, NoResponse(ConnectionError()))])
 
     ended = wire.deliver(
-        Retries(), call=Delivery("POST", "h", "k", no_retry_reason="its body is a stream")
+        Retries(), call=Delivery("POST", "h", "k", no_retry="its body is a stream")
     )
 
     assert (ended.attempts, ended.gave_up) == (1, "its body is a stream")

@@ -72,7 +72,7 @@ class Delivery:
     method: str
     host: str
     key: str | None
-    no_retry_reason: str | None = None
+    no_retry: str | None = None
     """Why it must not be sent twice, if so."""
     retries: int = 0
     """How often it was retried before a redirect."""
@@ -184,8 +184,8 @@ class RetryLoop:
         """
         if not isinstance(classification, RetryLater):
             return classification.gave_up if isinstance(classification, Final) else None
-        if delivery.no_retry_reason:
-            return GaveUp(GiveUpKind.SENT_ONCE, delivery.no_retry_reason)
+        if delivery.no_retry:
+            return GaveUp(GiveUpKind.SENT_ONCE, delivery.no_retry)
         if attempt >= self._retries.attempts_max:
             return GaveUp(GiveUpKind.ATTEMPTS, f"{attempt} attempts were made")
         left_s = deadline - now

@@ -17,13 +17,11 @@ from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock, SystemClock
-from oncekey.client import _errors as delivery_errors
-from oncekey.client import _key_placement as key_placement
 from oncekey.client import keys
 from oncekey.client._budget import RetryBudget
 from oncekey.client._classify import HeaderLookup, NoResponse, WholeResponse, is_replay
 from oncekey.client._counters import logged
-from oncekey.client._errors import redacted_repr
+from oncekey.client._errors import error_note, redact, redact_error, redacted_repr
 from oncekey.client._key_placement import (
     DELIVERY,
     NO_CHANGES,
@@ -32,6 +30,11 @@ from oncekey.client._key_placement import (
     OutgoingRequest,
     RequestMark,
     SentRequests,
+    fingerprint,
+    origin_of,
+    place_key,
+    read_key,
+    valid_key,
 )
 from oncekey.client._retention import usable_until
 from oncekey.client._retry import Delivery, DeliveryResult, Retries, RetryLoop
@@ -142,7 +145,7 @@ class RequestSender:
         self.header = _plain_header(self.profile)
         self._sent_requests = SentRequests()
         self._hooks = Hooks(hooks)
-        attempts = RetryLoop(
+        loop = RetryLoop(
             self.profile,
             retries or Retries(),
             budget or RetryBudget(),
@@ -152,11 +155,8 @@ class RequestSender:
             # Whether anything observes plain successes.
             (lambda: True) if self._hooks else partial(_log.isEnabledFor, logging.DEBUG),
         )
-        self.begin, self.is_plain_success, self.continue_delivery = (
-            attempts.begin,
-            attempts.is_plain_success,
-            attempts.continue_delivery,
-        )
+        self.begin, self.continue_delivery = loop.begin, loop.continue_delivery
+        self.is_plain_success = loop.is_plain_success
 
     def new_key(self) -> str:
         """Make a new key."""
@@ -177,7 +177,7 @@ class RequestSender:
         """
         if isinstance(prior, RequestMark):
             return self._plan_marked(request, prior, body)
-        return self._plan_new(request, prior, key_placement.read_key(request, self.profile), body)
+        return self._plan_new(request, prior, read_key(request, self.profile), body)
 
     def _plan_new(
         self,
@@ -214,20 +214,15 @@ class RequestSender:
         key = plan.key if plan.mark is not None else None
         error: Exception
         if result.mismatch is not None:
-            detail = (
-                delivery_errors.redact(result.mismatch.detail, key)
-                if key
-                else result.mismatch.detail
-            )
-            error = Mismatch(detail, replace(result.mismatch, detail=detail))
+            problem = result.mismatch
+            detail = redact(problem.detail, key) if key else problem.detail
+            error = Mismatch(detail, replace(problem, detail=detail))
         elif isinstance(result.response, NoResponse):
             error = result.response.error
-            about = delivery_errors.error_note(
-                key, result.attempts, result.reason, sent=result.sent, first=first
-            )
-            error.add_note(about)
+            attempts, reason = result.attempts, result.reason
+            error.add_note(error_note(key, attempts, reason, sent=result.sent, first=first))
             if key:
-                delivery_errors.redact_error(error, key)
+                redact_error(error, key)
         else:
             return result.response
         outcome = Outcome(key, result.attempts, False, None, result.gave_up, result.sent)
@@ -240,22 +235,17 @@ class RequestSender:
         self, request: OutgoingRequest, mark: RequestMark, body: object
     ) -> DeliveryPlan:
         """Plan a request that was sent before: same key, and the rest of its time and retries."""
-        origin = key_placement.origin_of(request.url)
+        origin = origin_of(request.url)
         if mark.redirect is None:
             return self._plan_resend(request, mark, origin, body)
         if mark.origin != origin:
             return self._plan_other_origin(request, origin, mark)
         callers_key = self._callers_key(request, mark)
         if request.method.upper() not in self._methods:  # a 303, followed by a GET
-            no_retry_reason, where = "it is a redirected read", self.profile.key_in
+            no_retry, where = "it is a redirected read", self.profile.key_in
             ours = where.name if mark.is_visible and callers_key is None else None
-            return self._make_plan(
-                request, mark, no_retry_reason=no_retry_reason, removed_header=ours
-            )
-        if (
-            callers_key is not None
-            and key_placement.valid_key(callers_key, self.profile) != mark.key
-        ):
+            return self._make_plan(request, mark, no_retry=no_retry, removed_header=ours)
+        if self._is_another_key(callers_key, mark):
             callers_key = None  # other code puts a new key into each request
         return self._plan_with_key(request, mark, callers_key)
 
@@ -264,11 +254,7 @@ class RequestSender:
     ) -> DeliveryPlan:
         """Plan a request that the caller sends again, perhaps changed."""
         callers_key = self._callers_key(request, mark)
-        another = (
-            callers_key is not None
-            and key_placement.valid_key(callers_key, self.profile) != mark.key
-        )
-        if another or mark.origin != origin:
+        if self._is_another_key(callers_key, mark) or mark.origin != origin:
             return self._plan_new(request, None, callers_key, body)
         if body != mark.body or request.url != str(mark.url):
             self._log_reuse(request, mark.key)
@@ -276,12 +262,13 @@ class RequestSender:
 
     def _callers_key(self, request: OutgoingRequest, mark: RequestMark) -> str | None:
         """Return the key that the caller put into a request, not one that we wrote there."""
-        callers_key = key_placement.read_key(request, self.profile)
+        callers_key = read_key(request, self.profile)
         if callers_key is None or not mark.is_visible:
             return callers_key
-        return (
-            None if key_placement.valid_key(callers_key, self.profile) == mark.key else callers_key
-        )
+        return callers_key if self._is_another_key(callers_key, mark) else None
+
+    def _is_another_key(self, callers_key: str | None, mark: RequestMark) -> bool:
+        return callers_key is not None and valid_key(callers_key, self.profile) != mark.key
 
     def _plan_other_origin(
         self, request: OutgoingRequest, origin: str, mark: RequestMark
@@ -291,14 +278,11 @@ class RequestSender:
         The mark stays, so that a redirect back does not lose the key.
         """
         where = self.profile.key_in
-        bare = (
-            where.name
-            if isinstance(where, Header) and request.headers.get(where.name.lower())
-            else None
-        )
-        no_retry_reason = "it was redirected to another origin, where its key is not shown"
+        is_set = isinstance(where, Header) and request.headers.get(where.name.lower())
+        header = where.name if is_set else None
+        no_retry = "it was redirected to another origin, where its key is not shown"
         return self._make_plan(
-            request, mark, no_retry_reason=no_retry_reason, removed_header=bare, host=_host(origin)
+            request, mark, no_retry=no_retry, removed_header=header, host=_host(origin)
         )
 
     def _plan_with_key(
@@ -311,9 +295,7 @@ class RequestSender:
         first: bool = False,
     ) -> DeliveryPlan:
         # Do not rewrite the caller's own key in another spelling.
-        changes = (
-            NO_CHANGES if callers_key else key_placement.place_key(request, self.profile, mark.key)
-        )
+        changes = NO_CHANGES if callers_key else place_key(request, self.profile, mark.key)
         if changes is None:
             no_place = f"it has no place for a key: {_place_of(self.profile)}"
             if must:  # the caller asked for a key
@@ -323,23 +305,21 @@ class RequestSender:
             return DeliveryPlan(request.method, host, None, no_place, first=first)
         is_visible = callers_key is None and isinstance(self.profile.key_in, Header)
         mark = replace(mark, is_visible=is_visible)
-        no_retry_reason = (
+        no_retry = (
             "its body is a stream, which cannot be sent twice" if request.body is None else None
         )
         if self.profile.first_sent_in is not None:
             changes = self._add_first_sent(
                 request, changes, self.profile.first_sent_in, mark.first_sent
             )
-        return self._make_plan(
-            request, mark, no_retry_reason=no_retry_reason, changes=changes, first=first
-        )
+        return self._make_plan(request, mark, no_retry=no_retry, changes=changes, first=first)
 
     def _make_plan(
         self,
         request: OutgoingRequest,
         mark: RequestMark,
         *,
-        no_retry_reason: str | None,
+        no_retry: str | None,
         changes: KeyChanges = NO_CHANGES,
         removed_header: str | None = None,
         host: str | None = None,
@@ -349,7 +329,7 @@ class RequestSender:
             request.method,
             host or _host(mark.origin),
             mark.key,
-            no_retry_reason,
+            no_retry,
             retries=mark.attempts - 1,
             until=mark.until or usable_until(mark.first_sent, self.profile.relied_s),
             changes=changes,
@@ -366,7 +346,7 @@ class RequestSender:
         chosen = given.key if given else callers_key
         if chosen is None:
             return self.new_key()
-        key = key_placement.valid_key(chosen, self.profile)
+        key = valid_key(chosen, self.profile)
         self._check_reuse(request, key)
         return key
 
@@ -379,10 +359,8 @@ class RequestSender:
         return KeyChanges((*changes.headers, line), changes.url, changes.body)
 
     def _check_reuse(self, request: OutgoingRequest, key: str) -> None:
-        now = key_placement.fingerprint(request, self.profile)
-        if now is not None and self._sent_requests.is_different(
-            key_placement.origin_of(request.url), key, now
-        ):
+        now, origin = fingerprint(request, self.profile), origin_of(request.url)
+        if now is not None and self._sent_requests.is_different(origin, key, now):
             self._log_reuse(request, key)
 
     def _log_reuse(self, request: OutgoingRequest, key: str) -> None:
@@ -390,7 +368,7 @@ class RequestSender:
             "%s %s key=%s: this key was sent before with another request. A server refuses "
             "that, or returns the other request's response: use one key per intent.",
             request.method,
-            key_placement.origin_of(request.url),
+            origin_of(request.url),
             short_hash(key),
         )
 
