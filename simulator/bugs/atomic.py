@@ -67,7 +67,7 @@ def lost_commit_means_failure() -> Parts:
 
     class Rash(AtomicOperation):
         def _look_up(self) -> Op[Done | Refused]:
-            self._undo("its commit failed")
+            self._mark_not_recorded("its commit failed")
             return (yield from self._refusal())
 
     return Parts(work=Rash)
@@ -82,7 +82,7 @@ def lost_commit_looked_up_too_early() -> Parts:
             found = yield Outside(Find(self._claim.id))
             if found is not None and found.token == self._claim.token:
                 return Done(found.fence)
-            self._undo("its commit failed")
+            self._mark_not_recorded("its commit failed")
             return Refused(found)
 
     return Parts(work=Quick)

@@ -1,9 +1,9 @@
 """Lend a handler its connection, and revoke it when the transaction ends.
 
 A handler can leave a thread, background task or stream running. If that still held the connection,
-it would work in the transaction of whoever gets the connection next. So handlers get a stand-in for
-the pool's connection, revoked when their transaction ends. A statement still running then is cut
-off, and its connection is closed instead of returning to the pool.
+it would work in the connection's next transaction. So handlers get a stand-in for the pool's
+connection, revoked when their transaction ends. A statement still running then is cut off, and its
+connection is closed instead of returning to the pool.
 """
 
 from __future__ import annotations

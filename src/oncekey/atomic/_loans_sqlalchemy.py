@@ -139,7 +139,7 @@ class ConnectionLoan(_SwappedConnection):
             self._record.invalidate()
 
     def close_when_free(self, then: Callable[[], None]) -> None:
-        """Call `then` and close the connection when the last thread leaves it."""
+        """When the last thread leaves the connection, call `then` and close the connection."""
         if isinstance(self.driver, SqliteLoan):
 
             def leave() -> None:

@@ -105,9 +105,9 @@ class AtomicOperation:
         sql = sql_transactions(store)
         self._sql = sql
         self._verbs = None if sql is None else sql.callers_verbs if callers else sql.verbs
-        """None on SQLite, where whoever may begin has the id."""
+        """None on SQLite, where beginning a transaction locks the id."""
         self.first_question = None if callers or sql is None else sql.begin
-        """What a transaction of ours has to begin with, if anything. A caller's has begun."""
+        """The first statement of our own transactions, if any. A caller's has begun already."""
         self._seconds_max = seconds_max
         self._claim: Claim
         self._token = b""
@@ -156,9 +156,9 @@ class AtomicOperation:
             self._open = self._held = False
             reason = yield Rollback()
             if reason is not None:
-                self._undo(reason)
+                self._mark_not_recorded(reason)
 
-    def _undo(self, reason: str | Exception, answer: Answer | None = None) -> None:
+    def _mark_not_recorded(self, reason: str | Exception, answer: Answer | None = None) -> None:
         """Note that nothing happened, unless the handler ended the transaction. A response that
         reports a failure itself is sent, but not stored.
         """
@@ -306,7 +306,7 @@ class AtomicOperation:
         except (StoreError, Misuse) as error:
             if isinstance(error, TooLong) and self._take_over is None:  # a shorter one may fit
                 raise
-            self._undo(error, swap.answer)
+            self._mark_not_recorded(error, swap.answer)
             if isinstance(error, Ended) and not self._may_repeat:
                 raise
             fence = None
@@ -412,7 +412,7 @@ class AtomicOperation:
         if not held.ours and (found is None or _is_free(found)):
             raise StoreUnavailable("a commit may still be in progress")
         if found is None or _is_free(found):
-            self._undo("its commit failed")
+            self._mark_not_recorded("its commit failed")
         return Refused(found)
 
 

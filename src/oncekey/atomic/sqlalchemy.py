@@ -213,7 +213,7 @@ class _SQLAlchemyTransaction:
             return None
         try:
             with self._end_exclusive(), contextlib.suppress(Exception):
-                if self._is_kept:
+                if self._stays_with_request:
                     end_unused(self._session)
                 else:
                     self._session.rollback()
@@ -224,7 +224,7 @@ class _SQLAlchemyTransaction:
             self._give_back()
 
     @property
-    def _is_kept(self) -> bool:
+    def _stays_with_request(self) -> bool:
         """Whether the request keeps this session, because no handler had it."""
         return self._is_shared and self._loan is None
 
@@ -241,7 +241,7 @@ class _SQLAlchemyTransaction:
         if self._exclusive is not None:
             self._exclusive.free()
             self._info.pop(_WATCHED, None)
-        if not self._is_kept:
+        if not self._stays_with_request:
             self._close()
         if self._loan is not None:
             self._loan.release()

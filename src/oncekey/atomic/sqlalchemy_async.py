@@ -145,11 +145,11 @@ class _AsyncSQLAlchemyTransaction:
     async def rollback(self) -> None:
         try:
             with contextlib.suppress(Exception):  # what is not committed is gone
-                await self._undo()
+                await self._recall_and_roll_back()
         finally:
             await self._give_back()
 
-    async def _undo(self) -> None:
+    async def _recall_and_roll_back(self) -> None:
         self._take_over()
         if self._loan is not None:
             if await self._loan.recall(cut=True):

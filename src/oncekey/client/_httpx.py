@@ -330,7 +330,7 @@ def _is_event_stream(response: Any) -> bool:
 def _rejoin_stream(base: Any, stream: Any, chunks: list[bytes], rest: Any) -> Any:
     """Make a stream of this library from the chunks already read and the rest."""
 
-    def for_resend(_: Any) -> Iterator[bytes]:
+    def iterate(_: Any) -> Iterator[bytes]:
         yield from chunks
         yield from rest
 
@@ -344,7 +344,7 @@ def _rejoin_stream(base: Any, stream: Any, chunks: list[bytes], rest: Any) -> An
         await stream.aclose()
 
     parts = {
-        "__iter__": for_resend,
+        "__iter__": iterate,
         "__aiter__": aiterate,
         "close": lambda _: stream.close(),
         "aclose": aclose,
