@@ -112,21 +112,19 @@ def _users() -> dict[str, str]:
     return programs | {name: "\n".join(blocks(text, "python")) for name, text in pages.items()}
 
 
-_USERS = _users()
+def test_users_import_public_names_only() -> None:
+    deprecated = {old for old, _, _ in MOVED}
+    for name, program in _users().items():
+        for module, imported in _imports(ast.parse(program)):
+            parts = [*module.split("."), imported]
+            if parts[0] == "oncekey":
+                private = [part for part in parts if part.startswith("_")]
+                assert not private, f"{name}: {module} is private: import from a public module"
+                assert module not in deprecated, f"{name}: {module} is deprecated"
 
 
-@pytest.mark.parametrize("name", _USERS)
-def test_users_import_public_names_only(name: str) -> None:
-    for module, imported in _imports(ast.parse(_USERS[name])):
-        parts = [*module.split("."), imported]
-        if parts[0] == "oncekey":
-            private = [part for part in parts if part.startswith("_")]
-            assert not private, f"{module} is private: import from a public module"
-            assert module not in {old for old, _, _ in MOVED}, f"{module} is deprecated"
-
-
-@pytest.mark.parametrize("page", [page for page in TEXTS if page not in INSIDE])
-def test_pages_name_public_modules_only(page: str) -> None:
-    visible = re.sub(r"<!-- python$.*?^-->$", "", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
-    named = re.findall(r"\boncekey(?:\.\w+)*\._\w+", visible)
-    assert not named
+def test_pages_name_public_modules_only() -> None:
+    for page, text in TEXTS.items():
+        visible = re.sub(r"<!-- python$.*?^-->$", "", text, flags=re.MULTILINE | re.DOTALL)
+        if page not in INSIDE:
+            assert not re.findall(r"\boncekey(?:\.\w+)*\._\w+", visible), page
