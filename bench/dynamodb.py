@@ -19,7 +19,7 @@ from bench.rounds import Contender, Settings, contest
 from bench.table import Goal, Row
 from bench.work import ALONE_SHARE, ALONE_TURNS, NEW, Item, Library, claim, migrate
 from oncekey.stores.dynamodb import store as dynamodb_store
-from oncekey.stores.dynamodb.items import inserted
+from oncekey.stores.dynamodb.items import new_item
 from tests.servers import Ministack, start_ministack
 from tests.servers.ministack import table_url
 
@@ -107,7 +107,7 @@ class _Raw:
     async def put(self) -> None:
         await self._client.put_item(
             TableName=TABLE,
-            Item=inserted(claim(), *(1_800_000_000_000_000,) * 3),
+            Item=new_item(claim(), *(1_800_000_000_000_000,) * 3),
             ConditionExpression="attribute_not_exists(id)",
             ReturnValuesOnConditionCheckFailure="ALL_OLD",
         )

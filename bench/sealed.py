@@ -118,7 +118,7 @@ def _forget(store: Any) -> None:
     """What a process remembers of ids and keys: each verb is to be its first of this record."""
     seal = getattr(store, "_seal", None)
     if seal is not None:
-        seal.id.cache_clear()
+        seal.hashed_id.cache_clear()
         seal._key.cache_clear()
 
 

@@ -29,7 +29,7 @@ class _Ahead(SystemClock):
         return SystemClock.monotonic() + float(self._file.read_text())
 
 
-class Watched(leases.Sightings):
+class Watched(leases.LeaseObserver):
     """Tells the test what it sees."""
 
     def __init__(self, clock: Clock) -> None:
@@ -37,8 +37,8 @@ class Watched(leases.Sightings):
         super().__init__(_Ahead(folder / "ahead"))
         self._told = os.open(folder / "seen", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def look(self, record_id: bytes, *seen: Any, lapsed: bool = False) -> float:
-        left_s = super().look(record_id, *seen, lapsed=lapsed)
+    def observe(self, record_id: bytes, *seen: Any, lapsed: bool = False) -> float:
+        left_s = super().observe(record_id, *seen, lapsed=lapsed)
         os.write(self._told, f"{os.getpid()} {record_id.hex()} \n".encode())
         return left_s
 
@@ -46,7 +46,7 @@ class Watched(leases.Sightings):
 def arrange() -> None:
     """In a process under test: let its stores observe as the test wants it."""
     if VARIABLE in os.environ:
-        leases.Sightings = Watched  # type: ignore[misc, assignment]
+        leases.LeaseObserver = Watched  # type: ignore[misc, assignment]
 
 
 class Observing:

@@ -67,7 +67,7 @@ class Place:
         if not isinstance(store, SealedStore):
             return found
         with closing(store.connect()) as connection:
-            return run(store.seal(), connection.ask).id(found)
+            return run(store.load_seal(), connection.ask).hashed_id(found)
 
 
 @contextmanager

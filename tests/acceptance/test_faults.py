@@ -150,7 +150,7 @@ def distant(
     behind = "postgres" if request.param == "pgbouncer" else request.param
     with met_at(behind, request, tmp_path) as place:
         if place.observing is not None:
-            monkeypatch.setattr(leases, "Sightings", observing.Watched)
+            monkeypatch.setattr(leases, "LeaseObserver", observing.Watched)
         if request.param == "pgbouncer":
             url = request.getfixturevalue("pgbouncer_url")
             place = replace(

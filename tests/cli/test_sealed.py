@@ -90,7 +90,7 @@ def test_a_wrong_secret_is_said_by_its_id_alone(
     monkeypatch.setenv("ONCEKEY_SECRETS", SECOND)
     ran = oncekey("list")
     assert ran.code == 2
-    assert "none of the secrets that were given opens this store" in ran.err
+    assert "none of this process's secrets opens this store" in ran.err
     assert SECOND not in ran.err
 
 
@@ -106,13 +106,13 @@ def test_secrets_are_shown_by_their_ids_and_forgotten(
     assert [new["role"], old["role"]] == ["seals", "opens"]
     refused = oncekey("secrets", "--forget", old["id"])
     assert refused.code == 2
-    assert "take it away there first" in refused.err
+    assert "remove it from its secrets first" in refused.err
     monkeypatch.setenv("ONCEKEY_SECRETS", SECOND)
     shown = oncekey("secrets")
     assert f"{old['id']}  opens it, not given here" in shown.out
     assert oncekey("secrets", "--forget", old["id"], "--json").json == {"secrets": [new]}
     monkeypatch.setenv("ONCEKEY_SECRETS", SECRET)
-    assert "none of the secrets that were given opens" in oncekey("secrets").err
+    assert "none of this process's secrets opens" in oncekey("secrets").err
     monkeypatch.setenv("ONCEKEY_SECRETS", SECOND)
     for words in (("--forget", old["id"]), ("--forget", "not hex")):
         assert oncekey("secrets", *words).code == 2

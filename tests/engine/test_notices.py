@@ -15,7 +15,7 @@ from oncekey import Policy, Runtime, once, open_store, single_tenant
 from oncekey._core.fingerprint import Fingerprint
 from oncekey._core.notice import (
     AMNESIA,
-    BOOK,
+    KEYRING,
     NOTICE_ID,
     Amnesia,
     encode_amnesia,
@@ -224,7 +224,7 @@ def test_until_the_notice_was_seen_nothing_runs(world: World) -> None:
 def test_what_stops_one_request_stops_all(world: World) -> None:
     """Not only the one in ten seconds that looks."""
     world.done("k0")
-    ask(world.store, Insert(notice_claim(BOOK, new_token(), HOUR_S)))
+    ask(world.store, Insert(notice_claim(KEYRING, new_token(), HOUR_S)))
     world.clock.advance(LOOK_EVERY_S)
     assert [type(world.begin(f"k{number}")) for number in range(1, 4)] == [Refuse] * 3
     assert world.states() == [State.COMPLETED]

@@ -43,7 +43,7 @@ _MUTANTS = (
     _mutant(
         "no expiry check at the write",
         VERBS,
-        """update.only_if(f"{update.name('expires')} <= {update.given('now', n(now))}")""",
+        """update.only_if(f"{update.name('expires')} <= {update.bind('now', n(now))}")""",
         "pass",
         _AT_THE_WRITE,
     ),
@@ -87,8 +87,8 @@ _MUTANTS = (
     _mutant(
         "the sweep removes what runs again",
         WALK,
-        "{update.name('expires')} <= {update.given('now', n(self._now()))}",
-        "{update.name('expires')} > {update.given('now', n(0))}",
+        "{update.name('expires')} <= {update.bind('now', n(self._now()))}",
+        "{update.name('expires')} > {update.bind('now', n(0))}",
         "test_p10_what_starts_over_before_its_removal_stays",
         TESTS,
     ),

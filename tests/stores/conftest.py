@@ -94,7 +94,7 @@ def _dynamodb(dynamodb_url: str) -> Iterator[Subject]:
 @pytest.fixture
 def dynamodb(dynamodb_url: str, _dynamodb: Subject) -> Subject:
     kit.empty(dynamodb_url)
-    kit.anew(_dynamodb)
+    kit.restart_process(_dynamodb)
     return _dynamodb
 
 

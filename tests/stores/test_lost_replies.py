@@ -39,7 +39,7 @@ from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, timeless
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.skipping import or_skip
-from tests.stores.sealed.kit import sealed
+from tests.stores.sealed.kit import sealed_subject
 from tests.stores.wire import Wire
 from tests.stores.wired import ENGINES, Cuttable, behind_wire, cluster_behind_wire
 
@@ -284,7 +284,7 @@ def test_p9_each_message_of_a_question_to_a_sealed_store_may_be_lost(
     request: pytest.FixtureRequest, engine: str, face: str, lost: str, name: str
 ) -> None:
     with behind_wire(engine, request) as wired:
-        subject = sealed(wired.subject)
+        subject = sealed_subject(wired.subject)
         with closing(FACES[face](subject.store)) as asked:
             lose_each(Case(subject, asked), wired.wire, lost, name)
 

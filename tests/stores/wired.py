@@ -17,7 +17,7 @@ from oncekey.stores.base import Store
 from oncekey.stores.mysql import store as mysql
 from oncekey.stores.postgres import store as postgres
 from oncekey.stores.redis import store as redis_store
-from oncekey.stores.tiered.connection import REST_S
+from oncekey.stores.tiered.connection import PAUSE_S
 from oncekey.stores.tiered.store import TieredStore
 from oncekey.testing.contract import Subject
 from tests.servers.ministack import table_url
@@ -135,7 +135,7 @@ class _Restless(FakeClock):
     """By which a cache that did not answer has rested whenever somebody looks."""
 
     def monotonic(self) -> float:
-        self.advance(REST_S)
+        self.advance(PAUSE_S)
         return super().monotonic()
 
 

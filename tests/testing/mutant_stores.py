@@ -1,4 +1,4 @@
-"""Stores with one mistake each, as people make them: the contract must catch every one."""
+"""Stores with one common mistake each: the contract must catch every one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAUGHT_BY: dict[type[MemoryStore], str] = {}
 
 
 class Mutant(MemoryStore):
-    """A memory store in which one kind of verb may be spoilt."""
+    """A memory store with a mistake in one kind of verb."""
 
     def __init_subclass__(cls, caught_by: str) -> None:
         CAUGHT_BY[cls] = caught_by
@@ -46,13 +46,13 @@ class Mutant(MemoryStore):
         return outcomes
 
     def one(self, verb: Verb) -> Op[Any]:
-        """The outcome of a verb; mutants change it, or what they do before or after."""
+        """Return the outcome of a verb; subclasses change it, or what happens before or after."""
         [outcome] = yield from super().perform([verb])
         return outcome
 
 
 def current(swap: Swap, store: MemoryStore, *fields: str) -> Swap:
-    """The swap with what it presents replaced by what stands there: that is not compared."""
+    """Return the swap with the values found in the record, as if they were not compared."""
     row = store._rows.get(swap.id)
     changes = {} if row is None else {name: getattr(row, name) for name in fields}
     return dataclasses.replace(swap, **changes)

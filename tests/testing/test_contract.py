@@ -1,4 +1,4 @@
-"""The contract suite has teeth: it passes a store that is right and catches every wrong one."""
+"""The contract suite is effective: it passes a correct store and catches every wrong one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TESTS = [name for name in dir(StoreContract) if name.startswith("test_")]
 
 
 def parameters(test: Any) -> Iterator[dict[str, Any]]:
-    """Every set of arguments that a test is parametrised with."""
+    """Return every set of arguments that a test is parametrised with."""
     sets = []
     for mark in getattr(test, "pytestmark", ()):
         names, values = mark.args
@@ -35,7 +35,7 @@ def parameters(test: Any) -> Iterator[dict[str, Any]]:
 
 
 def failures(store: type[MemoryStore], name: str) -> int:
-    """With how many sets of arguments and faces the test fails for this store."""
+    """Return with how many sets of arguments and faces the test fails for this store."""
     test, failed = getattr(StoreContract, name), 0
     for arguments, open_face in itertools.product(parameters(test), FACES.values()):
         clock = FakeClock()
@@ -86,7 +86,7 @@ class TestMyStore(InsertContract):
 
 
 def run_elsewhere(folder: Path, mistake: str) -> subprocess.CompletedProcess[str]:
-    """Pytest in a folder that knows nothing of this repository, with nothing configured."""
+    """Run pytest in a folder outside this repository, with nothing configured."""
     (folder / "test_mine.py").write_text(MODULE.format(mistake=mistake))
     command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-q"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -101,7 +101,7 @@ def test_a_stranger_needs_a_class_and_a_fixture(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stranger_is_told_what_is_wrong(tmp_path: Path) -> None:
-    """The name of the test is the sentence; the assertion shows both sides."""
+    """The name of the test is the sentence of the contract; the assertion shows both sides."""
     done = run_elsewhere(tmp_path, mistake="perform = nothing")
     assert done.returncode == 1
     assert "test_a_fence_is_positive[sync]" in done.stdout
@@ -116,7 +116,7 @@ def test_without_a_way_to_let_time_pass_the_suite_waits() -> None:
     subject = Subject(MemoryStore())
     assert subject.elapse is time.sleep
     case = Case(subject, SyncFace(subject.store))
-    assert case.lease_s <= 2  # somebody has to wait for it
+    assert case.lease_s <= 2  # another sweep waits for it
     claim = case.claim(lease_s=0.01)
     case.ask(Insert(claim))
     case.elapse(0.01)

@@ -27,7 +27,7 @@ NOTICE_ID = hashlib.sha256(b"oncekey/notice/1").digest()
 NEVER_SEALED = (NOTICE_ID, MAC_KEY_ID)
 """What stands as it is in a store whose records are sealed."""
 LEASE_S = 1.0
-BOOK = "oncekey/sealed"
+KEYRING = "oncekey/sealed"
 AMNESIA = "oncekey/amnesia"
 
 
@@ -62,7 +62,7 @@ def read_notice(record: Record | None) -> Amnesia | None:
     """What a process has to heed; raises `StoreUnfit` where it must not go on."""
     if record is None or record.expired:
         return None
-    if record.operation == BOOK:
+    if record.operation == KEYRING:
         raise StoreUnfit(
             "the records of this store are sealed, and this process was given no secrets: what it "
             "would write nobody else would find. Give it open_store(url, secrets=…)"

@@ -24,7 +24,7 @@ from oncekey.errors import OncekeyError, StoreUnavailable
 from oncekey.stores import transactions
 from oncekey.stores.base import Store
 from oncekey.stores.connection import Outage
-from oncekey.stores.tiered.cache_calls import Cached
+from oncekey.stores.tiered.cache import CacheQuestion
 
 if TYPE_CHECKING:
     from oncekey._engine.attempt import Attempt
@@ -196,7 +196,7 @@ class Unit(_UnitBase):
                 return self._roll_back()
             if kind is Flush:
                 return self._flush(transaction)
-            if kind is Cached and not question.needed:
+            if kind is CacheQuestion and not question.needed:
                 return None  # with the id locked, no cache is needed
             self._check_clear()
             return transaction and transaction.ask(question)
@@ -287,7 +287,7 @@ class AsyncUnit(_UnitBase):
                 return await self._roll_back()
             if kind is Flush:
                 return await self._flush(transaction)
-            if kind is Cached and not question.needed:
+            if kind is CacheQuestion and not question.needed:
                 return None
             self._check_clear()
             return transaction and await self._call(transaction.ask, question)

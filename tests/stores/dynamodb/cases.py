@@ -1,4 +1,4 @@
-"""A table of DynamoDB as its tests ask it: by a store, and behind its back."""
+"""Fixtures for DynamoDB tests: a store, and direct access to its table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def case(request: pytest.FixtureRequest, dynamodb: Subject) -> Iterator[Case]:
 
 @pytest.fixture
 def items(dynamodb_url: str) -> Look:
-    """All items of a record, behind the store's back."""
+    """Read all items of a record directly from the table."""
 
     def look(record_id: bytes) -> list[dict[str, Any]]:
         pages = (

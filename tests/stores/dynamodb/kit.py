@@ -1,4 +1,4 @@
-"""Tables for tests, and stores whose time passes when they are told so."""
+"""Tables for tests, and stores whose time passes on command."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import botocore.session
 from oncekey._core.op import Op, relay, run
 from oncekey._core.verbs import Verb
 from oncekey._system.clock import SystemClock
-from oncekey.stores.dynamodb.leases import Sightings
-from oncekey.stores.dynamodb.server_date import Dates
-from oncekey.stores.dynamodb.statements import Call
+from oncekey.stores.dynamodb.leases import LeaseObserver
+from oncekey.stores.dynamodb.server_date import ServerClock
+from oncekey.stores.dynamodb.statements import ApiCall
 from oncekey.stores.dynamodb.store import DynamoStore, open_url
 from oncekey.testing.contract import Subject
 from tests.servers.ministack import table_url
@@ -26,7 +26,7 @@ _VARIABLE = re.compile(r"[#:]\w+")
 
 
 class Ahead(SystemClock):
-    """The real clock, and what it was told to be ahead of it."""
+    """The real clock plus a number of seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -35,8 +35,8 @@ class Ahead(SystemClock):
         return SystemClock.monotonic() + self.seconds
 
 
-class DatesAhead(Dates):
-    """The server's date, and what it was told to be ahead of it; it may be set back."""
+class ServerClockAhead(ServerClock):
+    """The server's clock plus a number of seconds; it may be set back."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
@@ -49,9 +49,9 @@ class DatesAhead(Dates):
         return super().latest() + round(self.seconds * 1_000_000)
 
 
-def must_suit_amazon(call: Call) -> None:
-    """Amazon refuses a call whose expressions leave a variable out, or have one that is not given.
-    Emulators carry it out.
+def check_amazon_rules(call: ApiCall) -> None:
+    """Fail for a call whose expressions omit a variable or use one without a value: Amazon refuses
+    such calls, emulators carry them out.
     """
     members = call.parameters.get("TransactItems", [{"": call.parameters}])
     for parameters in (each for member in members for each in member.values()):
@@ -63,46 +63,46 @@ def must_suit_amazon(call: Call) -> None:
         assert set(_VARIABLE.findall(" ".join(written))) == given, (call.method, written, given)
 
 
-def _exact(calls: list[Call]) -> list[Call]:
+def _check_calls(calls: list[ApiCall]) -> list[ApiCall]:
     for call in calls:
-        must_suit_amazon(call)
+        check_amazon_rules(call)
     return calls
 
 
-class Exact(DynamoStore):
-    """Asks nothing that Amazon would not understand."""
+class AmazonRulesStore(DynamoStore):
+    """A store that checks each call against Amazon's rules."""
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
-        return relay(super().perform(verbs), _exact)
+        return relay(super().perform(verbs), _check_calls)
 
 
 def subject(url: str) -> Subject:
-    """A store that has watched whatever it has seen for as long as it is told to."""
-    clock, dates = Ahead(), DatesAhead()
+    """Return a store that has observed every record it has read for as long as the test says."""
+    clock, server_clock = Ahead(), ServerClockAhead()
 
     def elapse(seconds: float) -> None:
-        dates.seconds += seconds
-        clock.seconds += max(seconds, 0.0)  # nobody can set a monotonic clock back
+        server_clock.seconds += seconds
+        clock.seconds += max(seconds, 0.0)  # a monotonic clock is never set back
 
-    store = open_url(url, clock=clock, dates=dates)
-    store.__class__ = Exact
+    store = open_url(url, clock=clock, server_clock=server_clock)
+    store.__class__ = AmazonRulesStore
     return Subject(store, elapse=elapse, observed=True)
 
 
-def anew(subject: Subject) -> None:
-    """Let it be a process that has just begun: it has seen nothing yet, and its time is now.
+def restart_process(subject: Subject) -> None:
+    """Make the store look like one of a new process: it has observed nothing yet, and its time is
+    now.
 
-    A sweep tells of a few sightings at a time: records that were removed behind the store's back
-    would stand before those of the test. And other processes know nothing of time that was made
-    to pass here.
+    A sweep announces a few lapses at a time: records that were removed directly would come before
+    those of the test. And other processes do not share the time that was added here.
     """
     assert isinstance(subject.store, DynamoStore)
     verbs = subject.store._verbs
-    clock, dates = verbs.sightings._clock, verbs.dates
+    clock, server_clock = verbs.observer._clock, verbs.server_clock
     assert isinstance(clock, Ahead)
-    assert isinstance(dates, DatesAhead)
-    clock.seconds = dates.seconds = 0.0
-    verbs.sightings = Sightings(clock)
+    assert isinstance(server_clock, ServerClockAhead)
+    clock.seconds = server_clock.seconds = 0.0
+    verbs.observer = LeaseObserver(clock)
 
 
 def migrate(store: DynamoStore) -> list[str]:
@@ -112,7 +112,7 @@ def migrate(store: DynamoStore) -> list[str]:
 
 @contextmanager
 def unmigrated(endpoint: str) -> Iterator[str]:
-    """The URL of a table that is not there yet, and is gone afterwards."""
+    """Yield the URL of a table that does not exist yet; delete it afterwards."""
     url = table_url(endpoint, f"oncekey-{uuid.uuid4().hex}")
     yield url
     client(url).delete_table(TableName=name_of(url))
@@ -120,14 +120,14 @@ def unmigrated(endpoint: str) -> Iterator[str]:
 
 @contextmanager
 def table(endpoint: str) -> Iterator[str]:
-    """The URL of a new table."""
+    """Yield the URL of a new table."""
     with unmigrated(endpoint) as url:
         migrate(open_url(url))
         yield url
 
 
 def empty(url: str) -> None:
-    """Forget all records; the table stays what it is."""
+    """Remove all records; keep the table."""
     direct, name = client(url), name_of(url)
     shown = {"ProjectionExpression": "id, part", "TableName": name}
     for page in direct.get_paginator("scan").paginate(**shown):
@@ -150,7 +150,7 @@ def _client(endpoint: str, region: str) -> Any:
 
 
 def client(url: str) -> Any:
-    """To look behind a store's back."""
+    """Return a client for direct access to the table."""
     return _client(endpoint_of(url), parse_qs(urlsplit(url).query)["region"][0])
 
 

@@ -1,4 +1,4 @@
-"""The one client that all connections of an event loop share is closed with the last of them."""
+"""The client that all connections of an event loop share is closed with the last of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ URL = "dynamodb://key:secret@orders?region=eu-central-1&endpoint=http://127.0.0.
 
 
 async def test_a_client_whose_last_connection_was_never_made_is_closed() -> None:
-    """Else its sockets stay open: whoever waited for it was interrupted."""
+    """Otherwise its sockets stay open: the task that waited for it was cancelled."""
     driver: Any = open_url(URL)._driver
     first = await driver.aconnect()
     shared = driver._clients[asyncio.get_running_loop()]
-    async with shared.making:
+    async with shared.creating:
         second = asyncio.create_task(driver.aconnect())
         await asyncio.sleep(0)
         assert len(shared.users) == 2
@@ -40,7 +40,7 @@ async def test_one_that_could_not_be_made_leaves_nothing(monkeypatch: pytest.Mon
         raise OSError("no description of the service")
 
     with monkeypatch.context() as broken:
-        broken.setattr(driver, "_make_async", fail)
+        broken.setattr(driver, "_create_async_client", fail)
         with pytest.raises(OSError, match="no description"):
             await driver.aconnect()
     connection = await driver.aconnect()

@@ -1,4 +1,4 @@
-"""What is written to DynamoDB, judged by Amazon's rules: an emulator is more patient."""
+"""Writes to DynamoDB, checked by Amazon's rules: an emulator is more lenient."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from oncekey._system.clock import FakeClock
 from oncekey.stores.dynamodb import items
-from oncekey.stores.dynamodb.statements import Call
+from oncekey.stores.dynamodb.statements import ApiCall
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
-from tests.stores.dynamodb.kit import must_suit_amazon
+from tests.stores.dynamodb.kit import check_amazon_rules
 
 NOW_US = 1_700_000_000_000_000
 
@@ -31,9 +31,9 @@ def case() -> Iterator[Case]:
 def test_p6_amazon_understands_every_change_of_a_record(
     case: Case, recovery: str, request_bytes: bytes | None
 ) -> None:
-    """It refused to let a record be taken over with the request that a recoverer needs."""
+    """Amazon used to refuse take-overs with the request that recovery needs."""
     record = case.begin(case.claim(recovery=recovery, request=request_bytes))
     taken = case.take(record, recovery=recovery, request=request_bytes)
     for swap in (taken, case.renew(record), case.complete(record), case.release(record)):
-        update = items.swapped(swap, record.fence + 1, NOW_US, NOW_US)
-        must_suit_amazon(Call("update_item", update.parameters()))
+        update = items.swap_update(swap, record.fence + 1, NOW_US, NOW_US)
+        check_amazon_rules(ApiCall("update_item", update.parameters()))

@@ -10,9 +10,9 @@ from botocore.exceptions import ClientError
 from oncekey._core.record import Record, State
 from oncekey._core.verbs import Done, Due, Peek, Refused, Sweep
 from oncekey._system.clock import FakeClock
-from oncekey.stores.dynamodb.connection import Driver, Tries
-from oncekey.stores.dynamodb.server_date import Dates
-from oncekey.stores.dynamodb.statements import Call
+from oncekey.stores.dynamodb.connection import CallAttempts, Driver
+from oncekey.stores.dynamodb.server_date import ServerClock
+from oncekey.stores.dynamodb.statements import ApiCall
 from oncekey.stores.dynamodb.store import open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def other(dynamodb_url: str) -> Iterator[Case]:
-    """Another process, which has seen nothing yet."""
+    """Another process, which has observed nothing yet."""
     subject = kit.subject(dynamodb_url)
     face = SyncFace(subject.store)
     yield Case(subject, face)
@@ -34,7 +34,7 @@ def other(dynamodb_url: str) -> Iterator[Case]:
 
 
 def test_p6_another_process_needs_one_lease_of_its_own(case: Case, other: Case) -> None:
-    """Two leases at most: one for its owner, one for whoever waits for it."""
+    """Two leases at most: one for the owner, one for the process that waits for it."""
     record = case.begin()
     case.lapse()
     assert case.find(record.id).lapsed
@@ -60,12 +60,12 @@ def test_p1_a_renewal_that_nobody_saw_defeats_a_take_over(case: Case, other: Cas
 
 
 def test_p8_who_never_looked_takes_nothing_over(case: Case, other: Case) -> None:
-    """However certain it is: a clock somewhere else is no proof here."""
+    """Another machine's clock is no proof here."""
     record = case.begin()
     case.lapse()
     for move in (other.take(case.find(record.id)), other.doubt(case.find(record.id))):
         assert isinstance(other.ask(move), Refused)
-    other.lapse()  # it was looked at when it was refused
+    other.lapse()  # the refusal was its first read
     assert isinstance(other.ask(other.take(record)), Done)
 
 
@@ -73,7 +73,9 @@ def test_p8_who_never_looked_takes_nothing_over(case: Case, other: Case) -> None
 def test_p6_one_process_has_watched_for_all(
     case: Case, other: Case, dynamodb_url: str, recovery: str
 ) -> None:
-    """Its sweep says so in the record: a retry may come to any process, or a recoverer be new."""
+    """Its sweep marks the record: a retry may reach any process, and recovery may have just
+    started.
+    """
     record = case.begin(case.claim(recovery=recovery))
     case.lapse()
     lapsed = case.find(record.id)
@@ -118,13 +120,15 @@ def test_a_recoverer_sees_what_is_abandoned_by_watching_it(case: Case, other: Ca
 
 
 def test_stores_by_one_url_watch_together(dynamodb: Subject, dynamodb_url: str) -> None:
-    """A recoverer and the application that it recovers for are two stores of one process."""
+    """Recovery and the application that it works for are two stores of one process."""
     one, two = open_url(dynamodb_url), open_url(dynamodb_url)
-    assert one._verbs.sightings is two._verbs.sightings
+    assert one._verbs.observer is two._verbs.observer
 
 
 def test_p8_retention_is_the_servers_not_the_hosts(dynamodb_url: str) -> None:
-    """Its dates come from the answers: all agree, however far their own clocks are ahead."""
+    """Dates come from the responses: all processes agree, however far their own clocks are
+    ahead.
+    """
     found: list[Record] = []
     for ahead_s in (0.0, 86_400.0):
         clock = kit.Ahead()
@@ -140,13 +144,13 @@ def test_p8_retention_is_the_servers_not_the_hosts(dynamodb_url: str) -> None:
 
 
 def test_dates_are_asked_for_and_heard_by_one_clock() -> None:
-    """Else every answer would look as if the server's clock had been set back."""
-    clock, dates = kit.Ahead(), Dates(FakeClock(start=500.0))
+    """Otherwise every response would look as if the server's clock had been set back."""
+    clock, server_clock = kit.Ahead(), ServerClock(FakeClock(start=500.0))
     clock.seconds = 86_400.0
-    driver = Driver("t", dates, clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=1)
-    tries = Tries(driver, Call("get_item", {}))
+    driver = Driver("t", server_clock, clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=1)
+    tries = CallAttempts(driver, ApiCall("get_item", {}))
     assert tries.asked_at == 500.0
     busy = {"Error": {"Code": "ThrottlingException", "Message": "slow down"}}
-    _, delay_s = tries.after(ClientError(busy, "GetItem"))
+    _, delay_s = tries.handle(ClientError(busy, "GetItem"))
     assert delay_s is not None
     assert tries.asked_at == 500.0 + delay_s

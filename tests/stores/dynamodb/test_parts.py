@@ -1,4 +1,4 @@
-"""Records of DynamoDB that have many parts, or heavy ones: what changes or removes them."""
+"""DynamoDB records with many or large parts: how they are changed and removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncekey._core.op import run
 from oncekey._core.record import Step
 from oncekey._core.verbs import AppendStep, Purge, Steps, Sweep, Verb
 from oncekey.errors import CorruptRecord
-from oncekey.stores.dynamodb.parts import PIECE_BYTES, step_part
+from oncekey.stores.dynamodb.parts import PIECE_BYTES, step_key
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.stores.dynamodb import kit
@@ -41,7 +41,7 @@ def test_more_steps_than_a_transaction_holds_are_purged_and_swept(case: Case, it
 def test_no_transaction_weighs_more_than_amazon_takes(
     dynamodb: Subject, items: Look, verb: Verb
 ) -> None:
-    """4 MB, of all items that it names: perhaps also of those that it only removes."""
+    """4 MB for all items that it names, perhaps including those that it only removes."""
     with closing(FACES["sync"](dynamodb.store)) as face, closing(dynamodb.store.connect()) as line:
         case, weights = Case(dynamodb, face), []
         record = case.begin(case.claim(tenant="leaving"))
@@ -75,7 +75,7 @@ def test_a_long_result_is_in_pieces_that_go_with_its_step(case: Case, items: Loo
         case.ask(AppendStep(record.id, record.fence, record.token, step))
     assert case.ask(Steps(record.id)) == [long, short]
     unknown = case.done(case.give_up(record))
-    released = case.done(case.resolve(unknown, None))  # forgets what was only begun
+    released = case.done(case.resolve(unknown, None))  # forgets steps that were only begun
     assert case.ask(Steps(record.id)) == [long, short]
     assert case.ask(Purge("leaving", 10)) == 1
     assert [step.result for step in case.ask(Steps(record.id))] == [None, None]
@@ -92,7 +92,7 @@ def test_a_long_result_is_in_pieces_that_go_with_its_step(case: Case, items: Loo
 def test_a_result_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
     record, step = case.begin(), Step("fetch", b"d", LARGE)
     case.ask(AppendStep(record.id, record.fence, record.token, step))
-    part = step_part(record.fence, "fetch") + b"\x00\x01"
+    part = step_key(record.fence, "fetch") + b"\x00\x01"
     kit.client(dynamodb_url).delete_item(
         TableName=kit.name_of(dynamodb_url),
         Key={"id": {"B": record.id}, "part": {"B": part}},

@@ -1,4 +1,4 @@
-"""What DynamoDB can do to records beyond the contract: large ones in parts, and lost answers."""
+"""What DynamoDB can do to records beyond the contract: large ones in parts, and lost responses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from oncekey.errors import CorruptRecord, Misuse, StoreError, StoreUnavailable, 
 from oncekey.stores.dynamodb.connection import DynamoConnection
 from oncekey.stores.dynamodb.items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
 from oncekey.stores.dynamodb.parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
-from oncekey.stores.dynamodb.statements import Call
+from oncekey.stores.dynamodb.statements import ApiCall
 from oncekey.stores.dynamodb.store import open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, Face
@@ -60,7 +60,7 @@ def test_garbage_is_left_to_the_time_to_live(case: Case, items: Look) -> None:
 
 
 def test_p10_what_has_parts_is_kept_from_the_time_to_live(case: Case, items: Look) -> None:
-    """Else its steps would stay behind: only a number is a time."""
+    """Otherwise its steps would stay behind: only a number is a time to live."""
     stepped, asked = case.begin(), case.begin(case.claim(request=b"POST"))
     case.ask(AppendStep(stepped.id, stepped.fence, stepped.token, Step("charge", b"d", b"r")))
     case.done(case.release(stepped))
@@ -72,7 +72,7 @@ def test_p10_what_has_parts_is_kept_from_the_time_to_live(case: Case, items: Loo
 
 
 def test_p10_expired_but_not_yet_removed_is_as_good_as_gone(case: Case) -> None:
-    """The time to live may strike days late: a read tells."""
+    """The time to live may be days late: reads check the expiry."""
     record = case.stage(State.COMPLETED)
     case.expire()
     found = case.ask(Insert(case.rival(record)))
@@ -137,7 +137,7 @@ def test_p3_a_late_completion_changes_no_piece_of_a_large_body(case: Case) -> No
 
 
 def test_p3_a_late_completion_does_not_let_pieces_die_sooner(case: Case, items: Look) -> None:
-    """Of the same body, by an attempt that was to be remembered for less long."""
+    """The same body, from an attempt with a shorter retention."""
     record, kept = case.begin(), Answer(200, (), LARGE)
     case.done(case.complete(record, kept))
     before = items(record.id)
@@ -146,7 +146,7 @@ def test_p3_a_late_completion_does_not_let_pieces_die_sooner(case: Case, items: 
 
 
 def _meanwhile(case: Case, verb: Any, then: Callable[[], Any]) -> Any:
-    """The outcome of a verb, where something else happens before it looks for leftovers."""
+    """Return the outcome of a verb, with something else happening before it removes leftovers."""
     store, waiting = case.subject.store, [then]
     with closing(store.connect()) as connection:
 
@@ -206,7 +206,7 @@ def test_p2_a_purge_does_not_remove_the_request_of_who_runs_again(case: Case) ->
 
 
 def test_p11_a_purge_reads_no_more_of_a_tenant_than_it_blanks(case: Case) -> None:
-    """In pages of one record here, of a megabyte there."""
+    """In pages of one record here, of a megabyte in production."""
     ids = [bytes([number]) * 31 + b"\x00" for number in range(1, 5)]
     for record_id in ids:
         case.stage(State.COMPLETED, case.claim(id=record_id, tenant="one shard"))
@@ -216,7 +216,7 @@ def test_p11_a_purge_reads_no_more_of_a_tenant_than_it_blanks(case: Case) -> Non
 
         def ask(question: Any) -> Any:
             if question[0].method == "query" and question[0].parameters.get("IndexName"):
-                call = Call("query", {**question[0].parameters, "Limit": 1})
+                call = ApiCall("query", {**question[0].parameters, "Limit": 1})
                 answers = connection.ask([call])
                 read.extend(answers[0]["Items"])
                 return answers
@@ -248,7 +248,7 @@ def test_a_client_that_its_last_user_leaves_is_not_given_to_the_next(dynamodb_ur
     class Users(WeakSet[DynamoConnection]):
         def add(self, item: DynamoConnection) -> None:
             leaving.start()
-            leaving.join(0.2)  # in between, if it can be
+            leaving.join(0.2)  # in between, if possible
             super().add(item)
 
     last._shared.users = Users()
@@ -262,9 +262,9 @@ def test_what_is_too_large_to_keep_is_refused_before_it_is_sent(case: Case) -> N
         case.ask(Insert(case.claim(request=bytes(REQUEST_BYTES_MAX + 1))))
     record = case.begin()
     step = Step("fetch", b"d", bytes(STEP_BYTES_MAX + 1))
-    with pytest.raises(StoreError, match="keep where it is"):
+    with pytest.raises(StoreError, match="store a reference"):
         case.ask(AppendStep(record.id, record.fence, record.token, step))
-    with pytest.raises(TooLong, match="headers of an answer"):
+    with pytest.raises(TooLong, match="headers of a response"):
         case.ask(case.complete(record, Answer(200, ((b"x", bytes(HEADERS_BYTES_MAX)),), b"")))
     case.same(case.find(record.id), record)
 
@@ -303,14 +303,14 @@ CUTS: dict[str, Callable[[Wire], None]] = {
 def cut(
     request: pytest.FixtureRequest, dynamodb: Subject, dynamodb_url: str
 ) -> Iterator[tuple[Case, Wire]]:
-    """The same store, over a wire that breaks when told to."""
+    """The same store, behind a proxy that breaks connections on command."""
     endpoint = kit.endpoint_of(dynamodb_url)
     with Wire(int(endpoint.rpartition(":")[2])) as wire:
         url = table_url(f"http://127.0.0.1:{wire.port}", kit.name_of(dynamodb_url))
         subject = kit.subject(url)
         face: Face = FACES[request.param](subject.store)
         case = Case(subject, face)
-        assert case.ask(Count()) == dict.fromkeys(State, 0)  # it is connected, and found fit
+        assert case.ask(Count()) == dict.fromkeys(State, 0)  # connect and check first
         yield case, wire
         face.close()
 
@@ -320,7 +320,7 @@ def cut(
 def test_p9_a_transaction_whose_answer_was_lost_is_asked_for_again_at_once(
     cut: tuple[Case, Wire], name: str, when: str
 ) -> None:
-    """DynamoDB knows it again by its token; all else is told to the caller."""
+    """DynamoDB recognises its token; other lost responses are reported to the caller."""
     case, wire = cut
     verb = TRANSACTIONS[name](case)
     CUTS[when](wire)

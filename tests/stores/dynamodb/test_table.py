@@ -1,4 +1,4 @@
-"""The table in DynamoDB: how it is made, which one is refused, and what its answers mean."""
+"""The DynamoDB table: how it is created, which tables are refused, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from oncekey._core.verbs import Find
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.checks import Risk, insist
 from oncekey.stores.dynamodb.checks import definition, findings
-from oncekey.stores.dynamodb.statements import Denied
+from oncekey.stores.dynamodb.statements import ErrorResponse, to_store_error
 from oncekey.stores.dynamodb.store import open_url
-from oncekey.stores.dynamodb.table import judged
 from oncekey.testing.contract.subject import FACES, Face
 from tests.servers.ministack import table_url
 from tests.stores.dynamodb import kit
@@ -74,21 +73,25 @@ def test_a_global_table_is_refused_unless_it_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("denied", "kind", "sent"),
     [
-        (Denied("InternalServerError", "oops"), StoreUnavailable, True),
-        (Denied("ThrottlingException", "slow"), StoreUnavailable, False),
+        (ErrorResponse("InternalServerError", "oops"), StoreUnavailable, True),
+        (ErrorResponse("ThrottlingException", "slow"), StoreUnavailable, False),
         (
-            Denied("TransactionCanceledException", "no", None, (("TransactionConflict", None),)),
+            ErrorResponse(
+                "TransactionCanceledException", "no", None, (("TransactionConflict", None),)
+            ),
             StoreUnavailable,
             False,
         ),
-        (Denied("ResourceNotFoundException", "no table"), StoreUnfit, None),
-        (Denied("AccessDeniedException", "not allowed"), StoreUnfit, None),
-        (Denied("ExpiredTokenException", "expired"), StoreUnfit, None),
-        (Denied("ValidationException", "too large"), StoreError, None),
+        (ErrorResponse("ResourceNotFoundException", "no table"), StoreUnfit, None),
+        (ErrorResponse("AccessDeniedException", "not allowed"), StoreUnfit, None),
+        (ErrorResponse("ExpiredTokenException", "expired"), StoreUnfit, None),
+        (ErrorResponse("ValidationException", "too large"), StoreError, None),
     ],
 )
-def test_what_an_answer_means(denied: Denied, kind: type[StoreError], sent: bool | None) -> None:
-    error = judged(denied, "dynamodb://t")
+def test_what_an_answer_means(
+    denied: ErrorResponse, kind: type[StoreError], sent: bool | None
+) -> None:
+    error = to_store_error(denied, "dynamodb://t")
     assert type(error) is kind
     assert getattr(error, "sent", None) is sent
     assert denied.message in str(error)

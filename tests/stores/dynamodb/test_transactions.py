@@ -1,4 +1,4 @@
-"""A caller's own writes and the completion, in one transaction of DynamoDB."""
+"""A caller's own writes and the completion in one DynamoDB transaction."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_p2_who_lost_its_record_writes_nothing_of_its_own_either(
 def test_a_condition_of_the_callers_leaves_the_record_running(
     case: Case, dynamodb_url: str, orders: str, colour: str
 ) -> None:
-    """And is told as the driver tells it, each reason where its item stands."""
+    """The driver's error is raised, with each reason in the order of the items."""
     record, taken, fresh = case.begin(), uuid.uuid4().hex, uuid.uuid4().hex
     first = case.begin()
     perform(colour, case.subject.store, [order(orders, taken)], case.complete(first))
@@ -207,7 +207,7 @@ def test_p2_complete_in_raises_where_the_record_was_lost(
             attempt.complete_in_sync([order(orders, number)], 201, {})
 
     number = uuid.uuid4().hex
-    with pytest.raises(oncekey.OncekeyError):  # it is another's now, and still runs
+    with pytest.raises(oncekey.OncekeyError):  # it has another owner now, and still runs
         place(number)
     assert not kept(dynamodb_url, orders, number)
 

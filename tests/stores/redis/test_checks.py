@@ -1,4 +1,4 @@
-"""Which servers are refused, what is said about it, and how a server is addressed."""
+"""Which servers are refused and with which message, and how a server is addressed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLAIM = Claim(b"i" * 32, b"t" * 16, "tenant", "POST /", "key", b"f" * 32, 1, 30.
 
 
 class SetRedis(Redis):
-    """A server with settings of one's own."""
+    """A server with custom settings."""
 
     def __init__(self, *settings: str) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def client(server: Redis) -> Iterator[Any]:
 
 
 def prepare(store: RedisStore) -> None:
-    """As the gatherer does on every new connection."""
+    """Connect and check, as the gatherer does on every new connection."""
     connection = store.connect()
     try:
         run(store.prepare(), connection.ask)
@@ -194,7 +194,7 @@ def test_what_is_not_known_is_not_promised() -> None:
 
 @pytest.mark.slow
 def test_a_node_of_a_cluster_is_refused_unless_it_serves_all_keys() -> None:
-    # Its other port would be 10,000 higher, which is no port for most free ones.
+    # By default its second port would be 10,000 higher, which is above 65535 for most free ports.
     settings = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with SetRedis(*settings).start() as node:
         store = open_url(node.url)

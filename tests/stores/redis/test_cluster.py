@@ -1,4 +1,4 @@
-"""Records in a Redis Cluster: found wherever they are, while slots and primaries move."""
+"""Records in a Redis Cluster: found on the right node while slots and primaries move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisCluster]:
-    """Three primaries, each with a replica; of these tests' own, to be mistreated."""
+    """Three primaries, each with a replica, for these tests alone, which break them."""
     with or_skip(), start_redis_cluster() as started:
         yield started
 
@@ -91,7 +91,7 @@ def test_all_keys_of_a_record_have_one_slot(case: Case, cluster: RedisCluster, p
 
 
 class Moving:
-    """A slot half-way from one node to another, and the keys in it."""
+    """A slot half-way from one node to another, and its keys."""
 
     def __init__(self, cluster: RedisCluster, record: Record, prefix: str) -> None:
         self._cluster = cluster
@@ -133,7 +133,7 @@ def test_a_record_is_served_at_every_point_of_a_move(
         case.done(case.renew(record))
         assert isinstance(case.ask(Insert(case.rival(record))), Found)
         case.done(case.complete(record))
-    assert case.find(record.id).state is State.COMPLETED  # by whom it is held now
+    assert case.find(record.id).state is State.COMPLETED  # at its new node
 
 
 def test_a_claim_is_made_at_the_target_of_a_move(
@@ -155,7 +155,7 @@ def test_what_is_abandoned_is_found_while_and_after_its_slot_moves(
     record = case.begin(case.claim(recovery="block"))
     case.lapse()
     with Moving(cluster, record, prefix) as moving:
-        moving.move_record()  # apart from its list
+        moving.move_record()  # without its list
         case.ask(Due(10, abandoned=True))
         assert case.find(record.id).lapsed
     assert case.ask(Due(10, abandoned=True)) == [record.id]
@@ -178,29 +178,32 @@ def test_with_wait_a_node_that_moves_its_slots_away_still_acknowledges(
 
 def test_a_cluster_that_cannot_be_reached_was_not_sent_anything() -> None:
     store = open_url(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}")
-    with contextlib.closing(FACES["sync"](store)) as face, pytest.raises(StoreUnavailable) as told:
+    with (
+        contextlib.closing(FACES["sync"](store)) as face,
+        pytest.raises(StoreUnavailable) as caught,
+    ):
         face.ask(Find(b"i" * 32))
-    assert not told.value.sent
+    assert not caught.value.sent
 
 
 def test_a_server_alone_is_no_cluster() -> None:
     with start_redis() as server:
         store = open_url(server.url.replace("redis://", "redis+cluster://"))
-        with contextlib.closing(FACES["sync"](store)) as face, pytest.raises(StoreUnfit) as told:
+        with contextlib.closing(FACES["sync"](store)) as face, pytest.raises(StoreUnfit) as caught:
             face.ask(Find(b"i" * 32))
-        assert "write redis:// for it" in str(told.value)
+        assert "write redis:// for it" in str(caught.value)
 
 
 def test_a_node_alone_is_refused(cluster: RedisCluster) -> None:
     store = open_url(cluster.nodes[0].url)
-    with contextlib.closing(FACES["sync"](store)) as face, pytest.raises(StoreUnfit) as told:
+    with contextlib.closing(FACES["sync"](store)) as face, pytest.raises(StoreUnfit) as caught:
         face.ask(Find(b"i" * 32))
-    assert "redis+cluster://" in str(told.value)
+    assert "redis+cluster://" in str(caught.value)
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES)
 def test_a_node_that_is_down_takes_only_its_own_records_along(face: Any) -> None:
-    """Nobody takes over here: it has no replica, and the others serve what they have."""
+    """There is no replica to take over; the other nodes serve their records."""
     with start_redis_cluster(replicas=0) as cluster:
         for node in cluster.nodes:
             node.client.config_set("cluster-require-full-coverage", "no")
@@ -212,7 +215,8 @@ def test_a_node_that_is_down_takes_only_its_own_records_along(face: Any) -> None
             lost = [r for r in records if cluster.owner(SLOT_OF_BYTE[r.id[0]]) is gone]
             gone.kill()
             outcomes = case.together([case.renew(record) for record in records])
-            outcomes = case.together([case.renew(record) for record in records])  # on new roads
+            # Again, on new connections:
+            outcomes = case.together([case.renew(record) for record in records])
             for record, outcome in zip(records, outcomes, strict=True):
                 if record in lost:
                     assert isinstance(outcome, StoreUnavailable)

@@ -1,4 +1,4 @@
-"""What leaves for a Redis server."""
+"""How commands for a Redis server are encoded."""
 
 from __future__ import annotations
 

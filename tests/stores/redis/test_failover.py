@@ -1,7 +1,7 @@
-"""Primaries that die and slots that move under a crowd: what is forgotten runs twice.
+"""Primaries that die and slots that move under load: a lost record would run twice.
 
-A primary that is only killed loses next to nothing, for its replica is a moment behind. So the link
-between the two is cut first: what is acknowledged then is on the primary alone.
+A primary that is only killed loses next to nothing, because its replica is a moment behind. So the
+link between the two is cut first: writes acknowledged then are on the primary alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 from tests.servers.skipping import or_skip
 from tests.stores.crowd import Crowd
 
-pytestmark = pytest.mark.timeout(300)  # a failover takes its time, and more on a busy machine
+pytestmark = pytest.mark.timeout(300)  # failovers are slow, and slower on a busy machine
 
 WAIT = "wait_replicas=1&wait_timeout_s=0.3"
 
@@ -65,7 +65,7 @@ def test_without_wait_a_cluster_that_fails_over_forgets(cluster: RedisCluster) -
     primary, _, _, replica, *_ = cluster.nodes
     crowd = Crowd(open_url(cluster.url), patient=False)
     crowd.work(_failover(primary, replica, lambda: replica.is_primary, waits=False))
-    assert crowd.twice  # or the test above would prove nothing
+    assert crowd.twice  # otherwise the test above would prove nothing
 
 
 @pytest.mark.long
@@ -82,11 +82,11 @@ def _took_over(watched: WatchedRedis) -> Callable[[], bool]:
 def _failover(
     primary: Redis, replica: Redis, took_over: Callable[[], bool], *, waits: bool
 ) -> Callable[[Crowd], Awaitable[None]]:
-    """Cut the replica off, let the crowd go on, kill the primary; it comes back as a replica."""
+    """Cut the replica off, let the load go on, kill the primary; it comes back as a replica."""
 
     async def fail_over(crowd: Crowd) -> None:
         await asyncio.to_thread(cut_off, replica, primary)
-        if waits:  # nothing is acknowledged any more, at least where this primary is needed
+        if waits:  # no write is acknowledged any more where this primary is needed
             refused = crowd.unavailable
             await asyncio.to_thread(
                 await_that, lambda: crowd.unavailable > refused, "nobody was refused"
@@ -96,7 +96,7 @@ def _failover(
         await asyncio.to_thread(primary.kill)
         let_in(replica)
         await asyncio.to_thread(await_that, took_over, "the replica has not taken over")
-        primary.restart()  # in this thread: it dies with the one that started it
+        primary.restart()  # in this thread: the process dies with the thread that started it
 
     return fail_over
 

@@ -1,4 +1,4 @@
-"""Walks give hints: what is changed by one is judged again at the change."""
+"""Scans give hints: each change checks the record again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
 
 
-def listed(client: Any, subject: Subject) -> dict[bytes, float]:
-    """What stands in the list of what may be abandoned, and when its lease ends."""
+def open_records(client: Any, subject: Subject) -> dict[bytes, float]:
+    """Return the records in the list of those that may be abandoned, and when their leases end."""
     prefix: str = cast(Any, subject.store).prefix
     rows = client.zrange(f"{prefix}:open", 0, -1, withscores=True)
     return {bytes.fromhex(member.decode()): score / 1_000_000 for member, score in rows}
@@ -39,16 +39,16 @@ def test_what_may_be_abandoned_is_listed_while_it_runs(
         case = Case(redis, face)
         case.begin()
         record = case.begin(case.claim(recovery="resume"))
-        [(record_id, began)] = listed(client, redis).items()
+        [(record_id, began)] = open_records(client, redis).items()
         assert record_id == record.id
         case.done(case.renew(record))
-        assert listed(client, redis)[record.id] > began
+        assert open_records(client, redis)[record.id] > began
         case.lapse()
-        assert listed(client, redis)[record.id] < began
+        assert open_records(client, redis)[record.id] < began
         taken = case.done(case.take(record, recovery="block"))
-        assert listed(client, redis).keys() == {record.id}
+        assert open_records(client, redis).keys() == {record.id}
         case.done(ENDS[how](case, taken))
-        assert listed(client, redis) == {}
+        assert open_records(client, redis) == {}
 
 
 def test_what_is_swept_is_not_listed(redis: Subject, redis_url: str) -> None:
@@ -56,13 +56,13 @@ def test_what_is_swept_is_not_listed(redis: Subject, redis_url: str) -> None:
         case = Case(redis, face)
         case.begin(case.claim(recovery="resume"))
         case.expire()
-        assert listed(client, redis)
+        assert open_records(client, redis)
         case.ask(Sweep(10))
-        assert listed(client, redis) == {}
+        assert open_records(client, redis) == {}
 
 
 def test_the_list_is_a_hint_that_is_put_right(redis: Subject, redis_url: str) -> None:
-    """What an older release has written, renewed or ended stands there not at all, or wrongly."""
+    """Records that an older release wrote, renewed or ended are missing or listed wrongly."""
     with closing(SyncFace(redis.store)) as face, Redis.from_url(redis_url) as client:
         case = Case(redis, face)
         begun = [case.begin(case.claim(recovery="resume")) for _ in range(3)]
@@ -75,7 +75,7 @@ def test_the_list_is_a_hint_that_is_put_right(redis: Subject, redis_url: str) ->
         client.zrem(open_list, unlisted.id.hex())
         client.zadd(open_list, {ended.id.hex(): 1, renewed.id.hex(): 2, b"00" * 32: 3})
         assert case.ask(Due(10, abandoned=True)) == [unlisted.id]
-        assert listed(client, redis).keys() == ids - {unlisted.id, ended.id}
+        assert open_records(client, redis).keys() == ids - {unlisted.id, ended.id}
         case.lapse()
         assert case.ask(Due(10, abandoned=True)) == [unlisted.id, renewed.id]
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[WatchedRedis]:
-    """A primary, a replica and a Sentinel of these tests' own."""
+    """A primary, a replica and a Sentinel for these tests alone."""
     with or_skip(), start_watched_redis() as started:
         yield started
 
@@ -38,7 +38,7 @@ def face(request: pytest.FixtureRequest) -> Any:
 
 
 class TestSentinel(OpeningContract, InsertContract, BatchContract):
-    """What differs from one server is how it is found; the verbs are the same."""
+    """Only finding the server differs from a single one; the verbs are the same."""
 
     @pytest.fixture
     def subject(self, watched: WatchedRedis) -> Iterator[Subject]:
@@ -68,17 +68,17 @@ def test_who_looks_asks_every_sentinel_although_another_puts_the_living_one_firs
 
 def test_where_no_sentinel_answers_nothing_was_sent(face: Any) -> None:
     store = open_url(f"redis+sentinel://127.0.0.1:{free_port()}/{SERVICE}")
-    with contextlib.closing(face(store)) as asked, pytest.raises(StoreUnavailable) as told:
+    with contextlib.closing(face(store)) as asked, pytest.raises(StoreUnavailable) as caught:
         asked.ask(Find(b"i" * 32))
-    assert "no Sentinel names a primary" in str(told.value)
-    assert not told.value.sent
+    assert "no Sentinel names a primary" in str(caught.value)
+    assert not caught.value.sent
 
 
 def test_a_service_that_is_not_watched_is_named(watched: WatchedRedis, face: Any) -> None:
     store = open_url(watched.url.replace(f"/{SERVICE}", "/other"))
-    with contextlib.closing(face(store)) as asked, pytest.raises(StoreUnavailable) as told:
+    with contextlib.closing(face(store)) as asked, pytest.raises(StoreUnavailable) as caught:
         asked.ask(Find(b"i" * 32))
-    assert "primary of other" in str(told.value)
+    assert "primary of other" in str(caught.value)
 
 
 def test_the_service_must_be_named() -> None:
@@ -93,27 +93,27 @@ def test_the_name_of_a_service_is_no_database() -> None:
 
 
 def test_a_failover_is_noticed_by_whoever_is_connected(face: Any) -> None:
-    """Asked for by an operator: the old primary lives on, as a replica."""
+    """Started by an operator: the old primary stays alive, as a replica."""
     with start_watched_redis() as watched:
         store = open_url(watched.url)
         with contextlib.closing(face(store)) as asked:
             case = Case(Subject(store, elapse=elapse.never), asked)
             record = case.begin()
-            await_that(lambda: _asked_for(watched), "the Sentinel sees no replica fit for it")
+            await_that(lambda: _start_failover(watched), "the Sentinel sees no replica fit for it")
             await_that(lambda: watched.primary() is watched.second, "nobody took over")
-            await_that(lambda: _served(case, record), "the new primary is not found")
+            await_that(lambda: _renews(case, record), "the new primary is not found")
             assert isinstance(case.ask(Insert(case.rival(record))), Found)
 
 
-def _asked_for(watched: WatchedRedis) -> bool:
+def _start_failover(watched: WatchedRedis) -> bool:
     try:
         watched.sentinel.client.execute_command("SENTINEL FAILOVER", SERVICE)
-    except ResponseError:  # it has only just heard of the replica
+    except ResponseError:  # the Sentinel has only just found the replica
         return False
     return True
 
 
-def _served(case: Case, record: Any) -> bool:
+def _renews(case: Case, record: Any) -> bool:
     try:
         return isinstance(case.ask(case.renew(record)), Done)
     except StoreUnavailable:
@@ -121,13 +121,13 @@ def _served(case: Case, record: Any) -> bool:
 
 
 def test_a_demoted_primary_is_not_written_to_and_not_believed(face: Any) -> None:
-    """Its Sentinel has not noticed: what it names is a replica."""
+    """Its Sentinel has not noticed: the server that it names is a replica."""
     with start_watched_redis() as watched:
         store = open_url(watched.url)
         with contextlib.closing(face(store)) as asked:
             case = Case(Subject(store, elapse=elapse.never), asked)
             record = case.begin()
-            watched.sentinel.kill()  # from now on nobody puts things right
+            watched.sentinel.kill()  # from now on nothing corrects it
             with watched.client(watched.first) as client:
                 client.replicaof("127.0.0.1", watched.second.port)
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which slot a key has, and who holds it."""
+"""Which slot a key has, and which node holds it."""
 
 from __future__ import annotations
 

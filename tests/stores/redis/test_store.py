@@ -48,14 +48,14 @@ PREFIX = "oncekey"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Redis]:
-    """A server of these tests' own, to be mistreated."""
+    """A server for these tests alone, which break it."""
     with start_redis() as server:
         yield server
 
 
 @pytest.fixture
 def client(server: Redis) -> Iterator[Any]:
-    """To look behind the store's back; afterwards the server is as it was."""
+    """Direct access to the server, which is reset afterwards."""
     with Client.from_url(server.url) as client:
         yield client
         client.config_set("maxmemory", 0)
@@ -126,7 +126,7 @@ def test_looking_and_counting_leave_the_expiry_alone(case: Case, client: Any) ->
 
 def test_a_fence_rises_over_a_record_that_vanished(case: Case, client: Any) -> None:
     completed = case.stage(State.COMPLETED)
-    client.pexpireat(_key(completed), 1)  # the server's own expiry strikes
+    client.pexpireat(_key(completed), 1)  # the server's TTL removes it
     assert case.ask(Find(completed.id)) is None
     again = case.ask(Insert(case.rival(completed)))
     assert isinstance(again, Inserted)
@@ -213,12 +213,12 @@ def _in_batches(case: Case, claims: list[Any]) -> Iterator[Any]:
 def wired(
     request: pytest.FixtureRequest, server: Redis, client: Any
 ) -> Iterator[tuple[Case, Wire]]:
-    """A store behind a wire that can be cut."""
+    """A store behind a proxy that can cut its connections."""
     with Wire(server.port) as wire:
         url = server.url.replace(f":{server.port}/", f":{wire.port}/")
         store = open_url(f"{url}?timeout_s=0.5&connect_timeout_s=0.5")
         for case in _case(store, server, FACES[request.param]):
-            case.stage(State.COMPLETED)  # every connection is made
+            case.stage(State.COMPLETED)  # opens every connection
             yield case, wire
 
 
@@ -256,7 +256,7 @@ def test_p4_what_was_acknowledged_survives_a_crash(face: str) -> None:
             with pytest.raises(StoreUnavailable):
                 case.ask(case.complete(running))
             server.restart()
-            # The connections are broken and the scripts forgotten; both come back by themselves.
+            # The connections are broken and the scripts lost; both come back by themselves.
             with pytest.raises(StoreUnavailable):
                 case.ask(Find(completed.id))
             case.same(case.find(completed.id), completed)
@@ -280,7 +280,7 @@ def test_in_a_batch_only_what_the_server_did_not_know_is_asked_again(
     store = case.subject.store
     connection = store.connect()
     client.script_flush()
-    run(store.perform([Peek(record.id)]), connection.ask)  # brings all scripts back
+    run(store.perform([Peek(record.id)]), connection.ask)  # loads all scripts again
     client.script_flush()
     _load_only(client, "find")
     found, glimpse, steps = run(
@@ -325,7 +325,7 @@ def test_a_full_server_refuses_claims_and_lets_attempts_finish(case: Case, clien
 
 
 def test_in_a_batch_one_refusal_is_not_the_others(case: Case, client: Any) -> None:
-    """A claim that was made is never reported as one that provably was not."""
+    """A claim that was made is never reported as one that was provably not sent."""
     completed = case.stage(State.COMPLETED)
     client.config_set("maxmemory", 1)
     store = case.subject.store
@@ -350,11 +350,11 @@ def replica(server: Redis, client: Any) -> Iterator[Redis]:
         with Client.from_url(replica.url) as other:
             other.config_set("masterauth", client.connection_pool.connection_kwargs["password"])
             other.replicaof("127.0.0.1", server.port)
-        _catch_up(client)
+        _await_replica(client)
         yield replica
 
 
-def _catch_up(client: Any) -> None:
+def _await_replica(client: Any) -> None:
     client.set("something", "to wait for")
     assert client.wait(1, 4_000) == 1
 
@@ -379,7 +379,7 @@ def test_what_was_acknowledged_is_on_the_replica(waiting: Case, replica: Redis) 
 def test_nothing_is_told_that_the_replica_does_not_have(
     waiting: Case, client: Any, replica: Redis
 ) -> None:
-    """Not even what is found: else a failover could take back an answer that was replayed."""
+    """Not even reads: otherwise a failover could take back a response that was replayed."""
     claim = waiting.claim()
     record = waiting.begin()
     waiting.stage(State.RELEASED, waiting.claim(tenant="leaving"))
@@ -390,7 +390,7 @@ def test_nothing_is_told_that_the_replica_does_not_have(
             waiting.ask(verb)
         assert unsure.value.sent
     replica.signal_all(signal.SIGCONT)
-    _catch_up(client)
+    _await_replica(client)
     again = waiting.ask(Insert(claim))
     assert isinstance(again, Found)
     assert again.record.token == claim.token
@@ -426,4 +426,4 @@ def _start(store: RedisStore) -> None:
 @pytest.mark.slow
 def test_p1_of_several_processes_one_wins_each_record(server: Redis, client: Any) -> None:
     assert race(server.url, 300, singly=True) == 300
-    assert client.dbsize() == 301  # and the schema's number
+    assert client.dbsize() == 301  # and the schema version

@@ -1,4 +1,4 @@
-"""What the tests of sealed stores share."""
+"""Helpers for the tests of sealed stores."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from oncekey.testing.contract import Subject
 SECRET = "the first secret of more than thirty-two characters"
 SECOND = "the second secret of more than thirty-two characters"
 EVERYTHING = 10_000
-BOOK_RENEWED_AFTER_S = 1e8
+KEYRING_RENEWED_AFTER_S = 1e8
 
 
-class Knowing:
-    """A sealed store as those see it who know every real id: as the contract speaks of ids.
+class RealIdStore:
+    """A sealed store for callers that know every real id, as the contract's tests do.
 
-    What a sealed store shows without being asked for it, by `Due` and `Scan`, has hashed ids and is
-    in their order, and a purge takes the tenant's name. All else is the sealed store's own doing.
+    `Due` and `Scan` of a sealed store return hashed ids, in their order, and a purge removes the
+    tenant's name; this class translates both back. Everything else is the sealed store's own work.
     """
 
     def __init__(self, store: SealedStore) -> None:
@@ -50,34 +50,37 @@ class Knowing:
         return self.sealed.migrate()
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
-        seal = yield from self.sealed.seal()
+        seal = yield from self.sealed.load_seal()
         for verb in verbs:
             if isinstance(verb, Insert):
                 self._claimed[verb.id] = verb.claim.tenant
-                self._real[seal.id(verb.id)] = verb.id
+                self._real[seal.hashed_id(verb.id)] = verb.id
         if any(isinstance(verb, Scan) for verb in verbs):
             outcomes = []
             for verb in verbs:
-                outcomes.append((yield from self._one(verb)))
+                outcomes.append((yield from self._perform_one(verb)))
             return outcomes
         outcomes = yield from self.sealed.perform(verbs)
-        return [self._known(verb, outcome) for verb, outcome in zip(verbs, outcomes, strict=True)]
+        return [
+            self._with_real_ids(verb, outcome)
+            for verb, outcome in zip(verbs, outcomes, strict=True)
+        ]
 
-    def _one(self, verb: Verb) -> Op[Any]:
+    def _perform_one(self, verb: Verb) -> Op[Any]:
         if isinstance(verb, Scan):
             return (yield from self._scan(verb))
         [outcome] = yield from self.sealed.perform([verb])
-        return self._known(verb, outcome)
+        return self._with_real_ids(verb, outcome)
 
-    def _known(self, verb: Verb, outcome: Any) -> Any:
+    def _with_real_ids(self, verb: Verb, outcome: Any) -> Any:
         if isinstance(verb, Due):
             return [self._real[record_id] for record_id in outcome]
         if isinstance(outcome, Record):
-            return self._named(outcome)
+            return self._with_tenant(outcome)
         record = getattr(outcome, "record", None)
-        return outcome if record is None else replace(outcome, record=self._named(record))
+        return outcome if record is None else replace(outcome, record=self._with_tenant(record))
 
-    def _named(self, record: Record) -> Record:
+    def _with_tenant(self, record: Record) -> Record:
         return record if record.key else replace(record, tenant=self._claimed[record.id])
 
     def _scan(self, verb: Scan) -> Op[list[Record]]:
@@ -88,32 +91,32 @@ class Knowing:
             [record] = yield from self.sealed.perform([Find(self._real[each.id])])
             if record.answer is not None:
                 record = replace(record, answer=replace(record.answer, body=None))
-            found.append(self._named(record))
+            found.append(self._with_tenant(record))
         after = [record for record in found if record.id > verb.after]
         return sorted(after, key=lambda record: record.id)[: max(verb.limit, 0)]
 
 
-def sealed(subject: Subject, *secrets: str) -> Subject:
-    """A store under test, sealed."""
+def sealed_subject(subject: Subject, *secrets: str) -> Subject:
+    """Seal a store under test."""
     store = SealedStore(subject.store, secrets or (SECRET,))
 
     def elapse(seconds: float) -> None:
         subject.elapse(seconds)
-        if seconds > BOOK_RENEWED_AFTER_S:
+        if seconds > KEYRING_RENEWED_AFTER_S:
             prepare(store)
 
     prepare(store)
-    return Subject(Knowing(store), elapse=elapse, observed=subject.observed)
+    return Subject(RealIdStore(store), elapse=elapse, observed=subject.observed)
 
 
 def prepare(store: SealedStore) -> None:
-    """Connect and be checked, as every line does."""
+    """Connect and run the store's checks, as every connection does."""
     with closing(store.connect()) as connection:
         run(store.prepare(), connection.ask)
 
 
 def ask(store: Any, *verbs: Verb) -> list[Any]:
-    """Outcomes of verbs, one by one, on a connection that is made and checked for them."""
+    """Perform verbs one by one on a new, checked connection."""
     with closing(store.connect()) as connection:
         run(store.prepare(), connection.ask)
         return [run(store.perform([verb]), connection.ask)[0] for verb in verbs]

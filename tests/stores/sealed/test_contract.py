@@ -1,4 +1,4 @@
-"""Sealed, every one of our stores keeps the contract."""
+"""Sealed, each of our stores keeps the contract."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from _pytest.mark.structures import ParameterSet
 
 from oncekey.testing.contract import StoreContract, Subject
 from tests.stores.conftest import MORE, STORES
-from tests.stores.sealed.kit import sealed
+from tests.stores.sealed.kit import sealed_subject
 from tests.stores.test_against_memory import compare
 
-# Over a socket the contract takes its time. `test_sealed_leaks.py` goes through every engine too.
+# The contract is slow over a socket. `test_leaks.py` runs every engine too.
 _OFTEN = ("memory", "sqlite")
 _EVERY: list[ParameterSet] = [
     pytest.param(name, marks=pytest.mark.slow if name in _OFTEN else pytest.mark.long)
@@ -24,11 +24,13 @@ class TestSealedStore(StoreContract):
     def subject(self, request: pytest.FixtureRequest) -> Subject:
         """Each of our stores in turn, sealed."""
         plain: Subject = request.getfixturevalue(request.param)
-        return sealed(plain)
+        return sealed_subject(plain)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("colour", ["sync", pytest.param("async", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", _EVERY)
 def test_it_behaves_like_memory(request: pytest.FixtureRequest, name: str, colour: str) -> None:
-    compare(sealed(request.getfixturevalue(name)), colour, examples=8 if name in _OFTEN else 4)
+    compare(
+        sealed_subject(request.getfixturevalue(name)), colour, examples=8 if name in _OFTEN else 4
+    )

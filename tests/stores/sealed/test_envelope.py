@@ -1,4 +1,4 @@
-"""Envelopes: opened by their key, in their place, as they were sealed, and in no other way."""
+"""Envelopes: they open with their key, in their place and unchanged, and in no other way."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.errors import CorruptRecord
-from oncekey.stores.sealed.envelope import Head, new_key, open_envelope, read_head, seal
+from oncekey.stores.sealed.envelope import EnvelopeHead, new_key, open_envelope, read_head, seal
 
-HEAD = Head(b"c", b"abcd")
+HEAD = EnvelopeHead(b"c", b"abcd")
 KEY = new_key()
 
 
@@ -18,7 +18,7 @@ def test_whoever_has_the_key_opens_it_in_its_place(content: bytes, place: bytes)
     envelope = seal(KEY, HEAD, content, place)
     assert read_head(envelope) == HEAD
     assert open_envelope(KEY, envelope, place) == content
-    assert seal(KEY, HEAD, content, place) != envelope  # the same content is not seen to be
+    assert seal(KEY, HEAD, content, place) != envelope  # equal contents look different
 
 
 @given(content=st.binary(max_size=50), data=st.data())

@@ -1,7 +1,6 @@
-"""Sealed records commit with the caller's rows like any others: joined, and in atomic mode.
-
-The tests are those of `test_join.py` and `tests/atomic/test_adapters.py`, over places whose records
-are sealed.
+"""Sealed records commit with the caller's rows like any others: joined, and in atomic mode. The
+tests are those of `tests/stores/joining.py` and `tests/atomic/test_adapters.py`, over places whose
+records are sealed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def database(postgres_url: str) -> Iterator[str]:
-    """A new one: what was used without sealing cannot be sealed."""
+    """A new database: one that was used without sealing cannot be sealed."""
     name = f"sealed_{uuid.uuid4().hex}"
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f'CREATE DATABASE "{name}"'.encode())

@@ -1,7 +1,6 @@
-"""A leaked table: whatever a sealed store leaves in the files of its engine tells nobody anything.
-
-Each engine is used with words that occur nowhere else, stopped, and all its files are searched for
-them: its tables, logs and journals. The same search finds every word of an unsealed store.
+"""A leaked table: the files of a sealed store's engine reveal nothing. Each engine is used with
+words that occur nowhere else, stopped, and all its files are searched for them: its tables, logs
+and journals. The same search finds every word of an unsealed store.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def _word(name: str) -> str:
 
 @dataclass
 class Words:
-    """What must not be found, and what may be: the operation stays readable."""
+    """Words that must not be found; the operation may, it stays readable."""
 
     secret: dict[str, str] = field(default_factory=lambda: {name: _word(name) for name in _NAMES})
     operation: str = field(default_factory=lambda: _word("operation"))
@@ -84,7 +83,7 @@ class Words:
         return Answer(201, (header,), f"{self.secret['body']} ".encode() * 20)
 
     def traces(self) -> dict[str, bytes]:
-        """By what somebody would look for each of them."""
+        """Return every form in which an attacker would search for the words."""
         found: dict[str, bytes] = {"fingerprint": self.fingerprint}
         found |= {f"id {number}": each for number, each in enumerate(self.ids)}
         for name, word in self.secret.items():
@@ -96,7 +95,7 @@ class Words:
 
 
 def use(store: Store, words: Words) -> None:
-    """Every way in which something comes into a store, in every state."""
+    """Write to the store in every possible way, in every state."""
     running, done, doubtful, leaving = (
         words.claim(number, recovery) for number, recovery in enumerate(["resume", *["rerun"] * 3])
     )
@@ -123,7 +122,7 @@ def use(store: Store, words: Words) -> None:
         unknown, new_token=new_token(), answer=words.answer, retention_s=86_400.0
     )
     ask(store, resolve)
-    for _ in range(4):  # often enough to be worth a copy, where copies are kept
+    for _ in range(4):  # often enough to be copied, where copies are made
         ask(store, Insert(replace(done, token=new_token())))
     replay, request, kept = ask(store, Find(done.id), Requested(running.id), Steps(running.id))
     assert (replay.answer, request) == (words.answer, words.secret["request"].encode())
@@ -136,7 +135,7 @@ def use(store: Store, words: Words) -> None:
 
 @dataclass
 class Engine:
-    """Two stores of one kind, and all that is left of both in its files."""
+    """Two stores of one kind, and the files that both leave behind."""
 
     urls: tuple[str, str]
     """One to be sealed, one that is not."""
@@ -189,7 +188,7 @@ def _two_databases(server: Postgres | MySQLFamily) -> tuple[str, str]:
 def tiered_engine(
     tmp_path: Path, start: Callable[[], Postgres | MySQLFamily] = start_postgres
 ) -> Iterator[Engine]:
-    """What both tiers leave."""
+    """Return the files of both tiers."""
     with start() as truth, start_redis() as cache:
 
         def tiered(url: str, prefix: str) -> str:
@@ -223,7 +222,7 @@ def cluster_engine(tmp_path: Path) -> Iterator[Engine]:
 
 @contextmanager
 def sentinel_engine(tmp_path: Path) -> Iterator[Engine]:
-    """What the replica has of it, too."""
+    """Include the replica's files."""
     with start_watched_redis() as watched:
         urls = (f"{watched.url}&prefix=sealed", f"{watched.url}&prefix=plain")
         yield Engine(urls, lambda: _stopped(watched.sentinel, watched.first, watched.second))
@@ -239,7 +238,7 @@ def mariadb_engine(
 
 @contextmanager
 def dynamodb_engine(tmp_path: Path) -> Iterator[Engine]:
-    """Its emulator has no files: every item, as the protocol gives it."""
+    """The emulator has no files: read every item over its protocol."""
     with start_ministack() as server:
         urls = (table_url(server.url, "sealed"), table_url(server.url, "plain"))
 
@@ -284,8 +283,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.mark.timeout(180)
 def test_p12_e64_a_leaked_table_tells_nothing(engine: Engine) -> None:
-    """Neither keys, nor accounts, nor answers, nor steps, nor requests, nor what identifies any of
-    them to somebody who guesses: plain hashes.
+    """Neither keys, accounts, responses, steps and requests, nor anything that identifies them to
+    an attacker who guesses, such as plain hashes.
     """
     store = open_store(engine.urls[0], secrets=[SECRET])
     rotated = open_store(engine.urls[0], secrets=[SECOND, SECRET])
@@ -323,6 +322,6 @@ def _search(contents: Iterator[bytes], wanted: dict[str, bytes]) -> set[str]:
 
 
 def _seen(controls: dict[str, bytes], url: str) -> set[str]:
-    """What the search has to find. Redis names its keys by the digits of the ids."""
+    """Return what the search has to find. Redis names its keys by the digits of the ids."""
     left_out = {"id, plain"} if url.startswith("redis") else set()
     return controls.keys() - left_out

@@ -1,8 +1,6 @@
-"""Sealed stores: who can open what, and how sealing is switched on.
-
-How secrets rotate is for `test_book.py`, what is refused because it was changed for
-`test_sealed_tampering.py`, that they keep the contract for `test_sealed_contract.py`, what is left
-to be seen in their files for `test_sealed_leaks.py`.
+"""Sealed stores: who can open what, and how to enable sealing. Rotation of secrets is in
+`test_keyring.py`, changed records in `test_tampering.py`, the contract in `test_contract.py`, and
+the search for leaks in `test_leaks.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import pytest
 
 from oncekey import open_store
 from oncekey._core import lifecycle
-from oncekey._core.notice import BOOK, NOTICE_ID
+from oncekey._core.notice import KEYRING, NOTICE_ID
 from oncekey._core.record import Answer, Claim, State, Step
 from oncekey._core.secrets import CLOSED
 from oncekey._core.verbs import (
@@ -41,7 +39,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed.store import SealedStore
 from oncekey.testing.contract.subject import new_id, new_token
 from tests.stores.sealed.kit import SECOND, SECRET, ask, prepare
-from tests.stores.sealed.world import ANSWER, claim, clock, complete, completed, inner, store
+from tests.stores.sealed.world import ANSWER, claim, clock, complete, inner, insert_completed, store
 
 __all__ = ["clock", "inner", "store"]
 
@@ -50,7 +48,7 @@ __all__ = ["clock", "inner", "store"]
 
 
 def test_p12_whoever_has_the_clients_key_sees_everything(store: SealedStore) -> None:
-    claimed = completed(store)
+    claimed = insert_completed(store)
     [found] = ask(store, Find(claimed.id))
     assert (found.id, found.tenant, found.key) == (claimed.id, "acct_1", "order-17")
     assert (found.answer, found.resource_id) == (ANSWER, "order_1")
@@ -58,8 +56,8 @@ def test_p12_whoever_has_the_clients_key_sees_everything(store: SealedStore) -> 
 
 
 def test_p12_the_secrets_alone_open_no_answer(store: SealedStore) -> None:
-    """As somebody sees it who has the store and the secrets, and not the client's key."""
-    claimed = completed(store)
+    """As seen with the store and the secrets, but without the client's key."""
+    claimed = insert_completed(store)
     [[shown]] = ask(store, Scan(10))
     [found] = ask(store, Find(shown.id))
     assert found.id == shown.id != claimed.id
@@ -70,7 +68,7 @@ def test_p12_the_secrets_alone_open_no_answer(store: SealedStore) -> None:
 
 
 def test_a_hashed_id_can_be_used_like_any_other(store: SealedStore) -> None:
-    """As an operator does who resolves what a list shows: the client gets the answer."""
+    """An operator resolves a record from a list: the client gets the response."""
     claimed = claim()
     ask(store, Insert(claimed))
     held = lifecycle.Held(claimed.id, 1, claimed.token)
@@ -86,7 +84,7 @@ def test_a_hashed_id_can_be_used_like_any_other(store: SealedStore) -> None:
     [done, found, shown] = ask(store, resolve, Find(claimed.id), Find(unknown.id))
     assert isinstance(done, Done)
     assert (found.state, found.answer) == (State.COMPLETED, answer)
-    assert shown.answer == answer  # who wrote it without the client's key may read it so too
+    assert shown.answer == answer  # written without the client's key, so readable without it
 
 
 def _rest(store: SealedStore, claimed: Claim) -> tuple[bytes, bytes]:
@@ -127,18 +125,18 @@ def test_without_a_request_a_record_that_lapsed_can_still_be_declared_unknown(
 def test_a_real_id_that_looks_like_a_hashed_one_is_merely_not_hidden(
     store: SealedStore, tenant: str
 ) -> None:
-    """One in four thousand million does by chance: its retries were refused."""
-    completed(store)
+    """One in four thousand million does by chance: its retries used to be refused."""
+    insert_completed(store)
     assert store._seal is not None
-    alike = completed(store, id=store._seal.id(new_id()), tenant=tenant)
+    alike = insert_completed(store, id=store._seal.hashed_id(new_id()), tenant=tenant)
     [found] = ask(store, Insert(replace(alike, token=new_token())))
     assert (found.record.tenant, found.record.key) == (tenant, "order-17")
     assert found.record.answer == ANSWER
 
 
 def test_a_tenants_records_are_listed_under_its_name(store: SealedStore) -> None:
-    completed(store)
-    completed(store, tenant="acct_2")
+    insert_completed(store)
+    insert_completed(store, tenant="acct_2")
     [mine, all_] = ask(store, Scan(10, tenant="acct_2"), Scan(10))
     assert [record.tenant for record in mine] == ["acct_2"]
     assert len(all_) == 2
@@ -146,20 +144,20 @@ def test_a_tenants_records_are_listed_under_its_name(store: SealedStore) -> None
     assert [first.id, *(record.id for record in rest)] == [record.id for record in all_]
 
 
-def test_the_book_is_not_shown_swept_counted_or_purged(
+def test_the_key_ring_is_not_shown_swept_counted_or_purged(
     store: SealedStore, inner: MemoryStore, clock: FakeClock
 ) -> None:
     prepare(store)
     clock.advance(50 * 365 * 86_400.0)
     assert ask(store, Scan(10), Due(10), Sweep(10)) == [[], [], 0]
     assert ask(store, Count(), Purge("oncekey", 10)) == [dict.fromkeys(State, 0), 0]
-    [book] = ask(inner, Find(NOTICE_ID))
-    assert book.operation == BOOK
-    assert book.expires_in_s > 90 * 365 * 86_400.0  # who looked at it has renewed it
+    [keyring] = ask(inner, Find(NOTICE_ID))
+    assert keyring.operation == KEYRING
+    assert keyring.expires_in_s > 90 * 365 * 86_400.0  # reading it has renewed it
 
 
 def test_a_purge_blanks_the_content_and_never_causes_a_second_run(store: SealedStore) -> None:
-    claimed = completed(store)
+    claimed = insert_completed(store)
     assert ask(store, Purge("acct_2", 10), Purge("acct_1", 10)) == [0, 1]
     [found] = ask(store, Insert(replace(claimed, token=new_token())))
     assert isinstance(found, Found)
@@ -169,7 +167,7 @@ def test_a_purge_blanks_the_content_and_never_causes_a_second_run(store: SealedS
 
 
 def test_what_the_engine_marks_an_answer_with_is_seen_by_who_tidies_up(store: SealedStore) -> None:
-    """And nobody can change it: it decides what is forgotten when."""
+    """And it cannot be changed: it decides what is removed when."""
     mark, claimed = (b":kept-s", b"60"), claim()
     answer = Answer(200, (mark, (b"x-secret", b"1")), b"body")
     ask(store, Insert(claimed), complete(claimed, answer=answer))
@@ -183,8 +181,8 @@ def test_what_the_engine_marks_an_answer_with_is_seen_by_who_tidies_up(store: Se
 
 
 def test_who_has_only_the_hashed_id_can_blank_a_record_for_good(store: SealedStore) -> None:
-    """What is left is found by its client, and by a purge of its tenant not again."""
-    claimed = completed(store)
+    """Its client still finds the tombstone, but a purge of its tenant does not."""
+    claimed = insert_completed(store)
     [[shown]] = ask(store, Scan(10))
     blank = replace(
         claimed, id=shown.id, tenant=shown.tenant, key="", fingerprint=bytes(32), field_digests={}
@@ -214,7 +212,7 @@ def test_who_has_only_the_hashed_id_can_blank_a_record_for_good(store: SealedSto
 def test_p5_an_account_that_is_named_like_a_hash_is_not_taken_for_the_one_it_is_of(
     store: SealedStore,
 ) -> None:
-    completed(store)
+    insert_completed(store)
     [[shown]] = ask(store, Scan(10))
     ask(store, Insert(claim(tenant=shown.tenant)))
     assert len(ask(store, Scan(10, tenant="acct_1"))[0]) == 1
@@ -236,7 +234,7 @@ def test_open_store_takes_secrets(tmp_path: Path) -> None:
     file = tmp_path / "secrets"
     file.write_text(f"# of the shop\n{SECOND}\n\n{SECRET}\n")
     given = [SECRET], f"{SECRET},{SECOND}", f"@{file}"
-    claimed = completed(open_store(url, secrets=given[0]))
+    claimed = insert_completed(open_store(url, secrets=given[0]))
     for secrets in given[1:]:
         assert ask(open_store(url, secrets=secrets), Find(claimed.id))[0].answer == ANSWER
     assert "SealedStore(SqliteStore(" in repr(open_store(url, secrets=SECRET))

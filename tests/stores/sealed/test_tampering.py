@@ -1,4 +1,6 @@
-"""Sealed records that were changed behind the store's back: whatever does not open is refused."""
+"""Sealed records that were changed directly in the inner store: whatever does not open is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from oncekey._core import lifecycle
-from oncekey._core.notice import BOOK
+from oncekey._core.notice import KEYRING
 from oncekey._core.op import run
 from oncekey._core.record import Record, Step
 from oncekey._core.verbs import (
@@ -35,7 +37,7 @@ from oncekey.stores.sealed.store import SealedStore
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.testing.contract.subject import new_token
 from tests.stores.sealed.kit import SECRET, ask
-from tests.stores.sealed.world import claim, clock, completed, inner, store
+from tests.stores.sealed.world import claim, clock, inner, insert_completed, store
 
 __all__ = ["clock", "inner", "store"]
 
@@ -47,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def raw(path: Path) -> Iterator[Callable[..., None]]:
-    """To change what is kept behind the store's back."""
+    """Change stored records directly in the inner store."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA busy_timeout = 20000")
 
@@ -83,13 +85,13 @@ def test_p12_whatever_was_changed_is_refused_and_not_run(
     path: Path, raw: Callable[..., None], field: str
 ) -> None:
     store = SealedStore(SqliteStore(path), [SECRET])
-    claimed = completed(store, recovery="block")
+    claimed = insert_completed(store, recovery="block")
     statement = TOUCHED[field]
     where = " AND " if "WHERE" in statement else " WHERE "
-    ours = f"n = (SELECT n FROM oncekey_claims WHERE operation <> '{BOOK}')"
+    ours = f"n = (SELECT n FROM oncekey_claims WHERE operation <> '{KEYRING}')"
     raw(statement + where + ours)
     retry = Insert(replace(claimed, token=new_token()))
-    if field == "claims.id":  # that is to remove it: nobody can tell
+    if field == "claims.id":  # this removes the record, which cannot be detected
         assert isinstance(ask(store, retry)[0], Inserted)
         return
     with pytest.raises(CorruptRecord):
@@ -140,8 +142,8 @@ def test_p12_an_answer_does_not_open_under_another_record(
     path: Path, raw: Callable[..., None]
 ) -> None:
     store = SealedStore(SqliteStore(path), [SECRET])
-    one = completed(store)
-    completed(store, token=one.token)
+    one = insert_completed(store)
+    insert_completed(store, token=one.token)
     raw(
         "UPDATE oncekey_answers SET body = (SELECT body FROM oncekey_answers WHERE n = 3) "
         "WHERE n = 2"
@@ -151,9 +153,9 @@ def test_p12_an_answer_does_not_open_under_another_record(
 
 
 def test_what_does_not_open_fails_alone(path: Path, raw: Callable[..., None]) -> None:
-    """Its neighbours in a batch are served, and nothing of theirs is asked twice."""
+    """Its neighbours in a batch succeed, and none of their verbs is repeated."""
     store = SealedStore(SqliteStore(path), [SECRET])
-    bad, good, new = completed(store), completed(store), claim()
+    bad, good, new = insert_completed(store), insert_completed(store), claim()
     raw("UPDATE oncekey_answers SET status = 500 WHERE n = 2")
     with closing(store.connect()) as connection:
         verbs = [Insert(replace(each, token=new_token())) for each in (bad, good, new)]
@@ -166,7 +168,9 @@ def test_what_does_not_open_fails_alone(path: Path, raw: Callable[..., None]) ->
 
 
 def test_p9_a_second_look_that_fails_denies_no_claim_of_its_batch() -> None:
-    """Told that nothing was sent, its handler might run beside it (`store_down="run"`)."""
+    """If it said that nothing was sent, the handler could run a second time
+    (`store_down="run"`).
+    """
 
     class Busy(MemoryStore):
         def perform(self, verbs: Any) -> Any:

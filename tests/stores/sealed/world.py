@@ -42,7 +42,7 @@ def complete(claimed: Claim, fence: int = 1, answer: Answer = ANSWER) -> Swap:
     return lifecycle.complete(held, answer, retention_s=600.0, resource_id="order_1")
 
 
-def completed(store: Any, **changes: Any) -> Claim:
+def insert_completed(store: Any, **changes: Any) -> Claim:
     """A claim whose record is completed."""
     claimed = claim(**changes)
     [inserted] = ask(store, Insert(claimed))

@@ -1,4 +1,4 @@
-"""A tiered store over a truth that counts, and what its cache is brought to hold."""
+"""A tiered store over a truth that counts its verbs, and helpers that fill its cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.servers.process import free_port
 
 
 class Truth(MemoryStore):
-    """Counts what it is asked, and may be down."""
+    """Records the verbs that it performs, and may be down."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
@@ -65,8 +65,8 @@ class Tiers:
     def entry(self, record: Record) -> str:
         return f"{self.prefix}:tiered:{record.id.hex()}"
 
-    def asked(self) -> list[Any]:
-        """What the truth was asked since the last time."""
+    def take_questions(self) -> list[Any]:
+        """Return the verbs that the truth performed since the last call."""
         asked, self.truth.asked = self.truth.asked, []
         return asked
 
@@ -88,24 +88,24 @@ def face(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def case(tiers: Tiers, face: Any) -> Iterator[Case]:
-    with case_of(tiers, tiers.store(), face) as case:
+    with open_case(tiers, tiers.store(), face) as case:
         yield case
 
 
 @contextlib.contextmanager
-def case_of(tiers: Tiers, store: TieredStore, face: Any) -> Iterator[Case]:
+def open_case(tiers: Tiers, store: TieredStore, face: Any) -> Iterator[Case]:
     with contextlib.closing(face(store)) as asked:
         yield Case(Subject(store, elapse=tiers.elapse), asked)
 
 
-def cached(case: Case, tiers: Tiers) -> Record:
-    """A completed record that was replayed once, so that its copy is in the cache."""
-    flush(case)  # makes the tenant's epoch
+def cache_record(case: Case, tiers: Tiers) -> Record:
+    """Complete a record and replay it once, so that its copy is in the cache."""
+    flush(case)  # creates the tenant's epoch
     record = case.stage(State.COMPLETED)
-    replayed(case, record)
+    assert_replayed(case, record)
     flush(case)
     assert tiers.client.exists(tiers.entry(record))
-    tiers.asked()
+    tiers.take_questions()
     return record
 
 
@@ -115,8 +115,8 @@ def flush(case: Case) -> None:
         assert isinstance(case.ask(Insert(case.claim())), Inserted)
 
 
-def replayed(case: Case, record: Record) -> Record:
-    """What a retry is told: it must be the truth, and nothing may run."""
+def assert_replayed(case: Case, record: Record) -> Record:
+    """Retry: the response must be the truth's, and nothing may run."""
     found = case.ask(Insert(case.rival(record)))
     assert isinstance(found, Found)
     assert timeless(found.record) == timeless(record)
@@ -125,5 +125,5 @@ def replayed(case: Case, record: Record) -> Record:
     return found.record
 
 
-def nowhere(tiers: Tiers) -> Endpoint:
+def unreachable(tiers: Tiers) -> Endpoint:
     return tiers.endpoint.at(("127.0.0.1", free_port()))

@@ -1,308 +1,103 @@
-"""No cache can cause a second run or a wrong answer: flushed, forged, full, down or stale."""
+"""Cache entries: they decode to what was encoded, for the right id, epoch and time alone."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from redis import Redis as Client
+from hypothesis import given
+from hypothesis import strategies as st
 
-from oncekey._core import lifecycle
-from oncekey._core.record import Record, State
-from oncekey._core.verbs import Count, Find, Found, Insert, Inserted, Purge, Scan, Swap
-from oncekey.errors import StoreUnavailable
-from oncekey.stores.redis.store import open_url as open_redis
-from oncekey.stores.sealed.store import SealedStore
-from oncekey.stores.tiered.connection import REST_S
-from oncekey.stores.tiered.entry import MARGIN_S
-from oncekey.stores.tiered.store import STOP_S
-from oncekey.testing.contract import Case, Subject
-from oncekey.testing.contract.subject import ANSWER, Face
-from tests.servers import start_redis
-from tests.stores import elapse
-from tests.stores.sealed.kit import SECRET
-from tests.stores.tiered.kit import (
-    Tiers,
-    cached,
-    case,
-    case_of,
-    face,
-    flush,
-    nowhere,
-    replayed,
-    tiers,
+from oncekey._core.record import Answer, Record, State
+from oncekey.stores.tiered.cache import EPOCH_BYTES, MARGIN_S, decode_entry, encode_entry, ttl_s
+from oncekey.testing.contract.subject import timeless
+
+SECRET, EPOCH, NOW = b"s" * 32, b"e" * EPOCH_BYTES, 1_700_000_000.0
+ANSWER = Answer(201, ((b"content-type", b"text/plain"),), b"created")
+_FIELDS: tuple[Any, ...] = (
+    *(b"i" * 32, b"t" * 16, "acct_1", "POST /orders", "order-17", b"f" * 32, 1, 30.0, 600.0),
+    *("rerun", 0, {}, State.COMPLETED, 7, 1, 0, 1, False, ANSWER, "order_1", 2.0, 0.0, 600.0),
 )
-from tests.stores.wire import Wire
+RECORD = Record(*_FIELDS)
 
-__all__ = ["case", "face", "tiers"]
-
-pytestmark = pytest.mark.slow
-CACHE_S_MAX = 0.2
-
-
-# --------------------------------------------------------------------------------- hostile caches
-
-
-def test_a_cache_that_was_flushed_only_costs_time(case: Case, tiers: Tiers) -> None:
-    record = cached(case, tiers)
-    tiers.client.delete(*tiers.client.keys(f"{tiers.prefix}:*"))
-    replayed(case, record)
-    assert [type(verb) for verb in tiers.asked()] == [Insert]
-
-
-def test_p12_an_entry_whose_epoch_was_forgotten_is_not_believed(case: Case, tiers: Tiers) -> None:
-    """A purge may have gone with it. It makes room for another, of an epoch that is known."""
-    record = cached(case, tiers)
-    tiers.client.delete(*tiers.client.keys(f"{tiers.prefix}:tiered:epoch:*"))
-    replayed(case, record)
-    assert [type(verb) for verb in tiers.asked()] == [Insert]
-    for _ in range(3):
-        replayed(case, record)
-    tiers.asked()
-    replayed(case, record)
-    assert tiers.asked() == []
+_texts = st.text(st.characters(exclude_categories=()), max_size=20)
+_counts = st.integers(0, 2**62)
+_answers = st.builds(
+    Answer,
+    st.integers(100, 999),
+    st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=3).map(tuple),
+    st.none() | st.binary(max_size=50),
+)
+_records = st.builds(
+    replace,
+    st.just(RECORD),
+    token=st.binary(max_size=20),
+    tenant=_texts,
+    operation=_texts,
+    key=_texts.filter(bool),
+    fingerprint=st.binary(max_size=40),
+    field_digests=st.dictionaries(_texts, _texts, max_size=2),
+    fence=_counts,
+    beat=_counts,
+    replays=_counts,
+    answer=_answers,
+    resource_id=st.none() | _texts,
+    retention_s=st.floats(1, 1e9),
+)
 
 
-@pytest.mark.parametrize("forgery", ["garbage", "empty", "cut", "one bit", "hash", "extended"])
-def test_a_forged_entry_is_not_believed(case: Case, tiers: Tiers, forgery: str) -> None:
-    record = cached(case, tiers)
-    key, entry = tiers.entry(record), tiers.client.get(tiers.entry(record))
-    tiers.client.delete(key)
-    match forgery:
-        case "garbage":
-            tiers.client.set(key, os.urandom(len(entry)))
-        case "empty":
-            tiers.client.set(key, b"")
-        case "cut":
-            tiers.client.set(key, entry[:-1])
-        case "one bit":
-            tiers.client.set(key, entry[:-1] + bytes([entry[-1] ^ 1]))
-        case "hash":
-            tiers.client.hset(key, "a", "b")
-        case "extended":
-            tiers.client.set(key, entry + b"x")
-    replayed(case, record)
-    assert [type(verb) for verb in tiers.asked()] == [Insert]
+@given(_records, st.floats(0, 500))
+def test_what_goes_in_comes_out_and_has_aged(record: Record, passed_s: float) -> None:
+    assert record.answer is not None
+    entry = encode_entry(SECRET, record, record.answer, EPOCH, NOW)
+    found = decode_entry(SECRET, record.id, EPOCH, entry, NOW + passed_s)
+    assert found is not None
+    assert found.expires_in_s == pytest.approx(record.expires_in_s - passed_s, abs=0.001)
+    assert found.age_s == pytest.approx(record.age_s + passed_s, abs=0.001)
+    assert timeless(found) == timeless(record)
 
 
-def test_every_bit_of_an_entry_counts(case: Case, tiers: Tiers) -> None:
-    record = cached(case, tiers)
-    key, entry = tiers.entry(record), tiers.client.get(tiers.entry(record))
-    for at in range(0, len(entry), 7):
-        tiers.client.set(key, entry[:at] + bytes([entry[at] ^ 4]) + entry[at + 1 :])
-        replayed(case, record)
-        assert tiers.asked() != []
+@given(st.binary(max_size=200), st.integers(0, 10_000), st.integers(1, 255))
+def test_whatever_is_changed_is_not_believed(junk: bytes, at: int, change: int) -> None:
+    entry = encode_entry(SECRET, RECORD, ANSWER, EPOCH, NOW)
+    at %= len(entry)
+    forged = entry[:at] + bytes([entry[at] ^ change]) + entry[at + 1 :]
+    for wrong in (junk, forged, entry + junk + b"x", entry[:at]):
+        assert decode_entry(SECRET, RECORD.id, EPOCH, wrong, NOW) is None
 
 
-def test_p5_an_entry_of_another_id_is_not_believed(case: Case, tiers: Tiers) -> None:
-    one, other = cached(case, tiers), cached(case, tiers)
-    swapped = [tiers.client.get(tiers.entry(record)) for record in (other, one)]
-    for record, entry in zip((one, other), swapped, strict=True):
-        tiers.client.set(tiers.entry(record), entry)
-    for record in (one, other):
-        replayed(case, record)
-    fresh = case.claim()
-    tiers.client.set(f"{tiers.prefix}:tiered:{fresh.id.hex()}", swapped[0])
-    assert isinstance(case.ask(Insert(fresh)), Inserted)
+def test_an_entry_counts_for_its_own_id_epoch_and_secret_alone() -> None:
+    entry = encode_entry(SECRET, RECORD, ANSWER, EPOCH, NOW)
+    assert decode_entry(SECRET, b"j" * 32, EPOCH, entry, NOW) is None
+    assert decode_entry(SECRET, RECORD.id, b"d" * EPOCH_BYTES, entry, NOW) is None
+    assert decode_entry(b"other" * 8, RECORD.id, EPOCH, entry, NOW) is None
 
 
-def test_p3_an_old_entry_that_comes_back_is_not_believed(case: Case, tiers: Tiers) -> None:
-    """The record expired and ran again; then the cache is restored from before."""
-    record = cached(case, tiers)
-    kept = {key: tiers.client.get(key) for key in tiers.client.keys(f"{tiers.prefix}:*")}
-    case.expire()
-    second = replace(ANSWER, body=b"second")
-    again = case.done(case.take(case.find(record.id)))
-    again = case.done(case.complete(again, second))
-    for key, value in kept.items():
-        tiers.client.set(key, value)  # without an end
-    assert replayed(case, again).answer == second
+def test_bytes_do_not_slide_between_epoch_and_id() -> None:
+    entry = encode_entry(SECRET, RECORD, ANSWER, EPOCH, NOW)
+    assert decode_entry(SECRET, RECORD.id[1:], EPOCH + RECORD.id[:1], entry, NOW) is None
+    assert decode_entry(SECRET, EPOCH[-1:] + RECORD.id, EPOCH[:-1], entry, NOW) is None
 
 
-def test_an_entry_ends_before_its_record(case: Case, tiers: Tiers) -> None:
-    record = cached(case, tiers)
-    ttl_s = tiers.client.ttl(tiers.entry(record))
-    assert 0 < ttl_s <= record.expires_in_s - MARGIN_S
-    tiers.client.persist(tiers.entry(record))  # a cache that keeps what it should not
-    tiers.elapse(record.expires_in_s - MARGIN_S)
-    found = case.ask(Insert(case.rival(record)))
-    assert isinstance(found, Found)
-    assert [type(verb) for verb in tiers.asked()] == [Insert]
+def test_an_entry_ends_before_its_record() -> None:
+    entry = encode_entry(SECRET, RECORD, ANSWER, EPOCH, NOW)
+    last = NOW + RECORD.expires_in_s - MARGIN_S
+    assert decode_entry(SECRET, RECORD.id, EPOCH, entry, last - 0.1) is not None
+    assert decode_entry(SECRET, RECORD.id, EPOCH, entry, last) is None
 
 
-def test_a_cache_that_is_down_only_costs_time(tiers: Tiers, face: Any) -> None:
-    with case_of(tiers, tiers.store(nowhere(tiers)), face) as case:
-        record = case.stage(State.COMPLETED)
-        for _ in range(3):
-            replayed(case, record)
-
-
-def test_p11_a_cache_that_does_not_answer_is_waited_for_once(
-    tiers: Tiers, redis_url: str, face: Any
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": State.RUNNING},
+        {"answer": None},
+        {"key": ""},
+        {"expires_in_s": MARGIN_S},
+        {"expires_in_s": -1.0},
+    ],
+)
+def test_what_is_not_done_or_was_blanked_or_is_about_to_end_has_none(
+    changes: dict[str, object],
 ) -> None:
-    with Wire(int(urlsplit(redis_url).port or 0)) as wire:
-        endpoint = tiers.endpoint.at(("127.0.0.1", wire.port)).with_timeout(CACHE_S_MAX)
-        with case_of(tiers, tiers.store(endpoint), face) as case:
-            record = cached(case, tiers)
-            wire.hold_replies()
-            began = time.monotonic()
-            for _ in range(20):  # the fake clock stands still, so it rests
-                replayed(case, record)
-            assert time.monotonic() - began < 20 * CACHE_S_MAX
-            assert len(tiers.asked()) == 20
-            wire.pass_all()
-            tiers.elapse(REST_S)
-            flush(case)
-            tiers.asked()
-            replayed(case, record)
-            assert tiers.asked() == []
-
-
-def test_a_cache_whose_memory_is_full_only_costs_time(tiers: Tiers, face: Any) -> None:
-    with start_redis() as server, Client.from_url(server.url) as client:
-        client.config_set("maxmemory", 1)
-        endpoint = open_redis(server.url).endpoint
-        with case_of(tiers, tiers.store(endpoint), face) as case:
-            record = case.stage(State.COMPLETED)
-            for _ in range(3):
-                replayed(case, record)
-            with pytest.raises(StoreUnavailable, match="must be told first, and refuses"):
-                case.ask(Purge("acct_1", 10))
-
-
-# -------------------------------------------------------------------------------- dropped entries
-
-
-def test_p12_a_purge_ends_all_entries_of_its_tenant(case: Case, tiers: Tiers) -> None:
-    record, other = cached(case, tiers), cached(case, tiers)
-    assert case.ask(Purge("acct_1", 10)) == 2
-    for purged in (record, other):
-        found = case.ask(Insert(case.rival(purged)))
-        assert isinstance(found, Found)
-        assert found.record.answer is not None
-        assert not found.record.answer.body
-        assert found.record.resource_id is None
-
-
-def test_a_purge_leaves_the_entries_of_other_tenants(case: Case, tiers: Tiers) -> None:
-    record = cached(case, tiers)
-    case.ask(Purge("acct_2", 10))
-    tiers.asked()
-    replayed(case, record)
-    assert tiers.asked() == []
-
-
-def test_a_record_that_was_read_before_a_purge_is_not_put_back(
-    case: Case, tiers: Tiers, face: Any
-) -> None:
-    flush(case)
-    record = case.stage(State.COMPLETED)
-    other = tiers.store()
-    with contextlib.closing(face(other)) as beside:
-        found = beside.ask(Insert(case.rival(record)))  # its copy waits for the next question
-        assert found.record.answer == record.answer
-        case.ask(Purge("acct_1", 10))
-        for _ in range(3):
-            beside.ask(Insert(case.claim()))
-            found = beside.ask(Insert(case.rival(record)))
-            assert not found.record.answer.body
-
-
-def test_while_the_cache_cannot_be_told_nothing_is_purged(
-    case: Case, tiers: Tiers, face: Any
-) -> None:
-    record = cached(case, tiers)
-    with case_of(tiers, tiers.store(nowhere(tiers)), face) as blind:
-        with pytest.raises(StoreUnavailable) as told:
-            blind.ask(Purge("acct_1", 10))
-        assert not told.value.sent
-    assert case.find(record.id).answer == ANSWER
-
-
-SECOND = replace(ANSWER, body=b"second")
-
-
-@contextlib.contextmanager
-def _with_a_late_copy(case: Case, tiers: Tiers, face: Any) -> Iterator[tuple[Record, Face]]:
-    """A completed record, and another process that holds a copy of it, not written yet."""
-    record = cached(case, tiers)
-    with contextlib.closing(face(tiers.store())) as beside:
-        tiers.client.delete(tiers.entry(record))
-        beside.ask(Insert(case.rival(record)))
-        yield record, beside
-
-
-def test_p3_what_runs_again_although_it_completed_is_not_replayed(
-    case: Case, tiers: Tiers, face: Any
-) -> None:
-    """Kept under another schema version, and the policy says: run it again."""
-    with _with_a_late_copy(case, tiers, face) as (record, beside):
-        again = case.done(_run_anew(case, record))
-        beside.ask(Insert(case.claim()))  # its copy is written now
-        running = case.ask(Insert(case.rival(record)))
-        assert running.record.state is State.RUNNING
-        again = case.done(case.complete(again, SECOND))
-        for asked in (case.ask, beside.ask):
-            assert asked(Insert(case.rival(record))).record.answer == SECOND
-
-
-def test_p3_a_copy_that_waited_until_the_stop_was_over_is_not_written(
-    case: Case, tiers: Tiers, face: Any
-) -> None:
-    """A process that asks for nothing in between takes its copies along much later."""
-    with _with_a_late_copy(case, tiers, face) as (record, beside):
-        again = case.done(_run_anew(case, record))
-        case.done(case.complete(again, SECOND))
-        tiers.elapse(STOP_S + 1)
-        tiers.client.delete(tiers.entry(record))  # the stop, whose time was up
-        for _ in range(2):
-            beside.ask(Insert(case.claim()))
-            assert beside.ask(Insert(case.rival(record))).record.answer == SECOND
-
-
-def test_threads_that_ask_at_once_share_what_waits(case: Case, tiers: Tiers) -> None:
-    class Shared(deque[Any]):
-        def popleft(self) -> Any:
-            taken = super().popleft()
-            self.clear()  # another thread took the rest
-            return taken
-
-    record = cached(case, tiers)
-    store: Any = case.subject.store
-    store._waiting = Shared([(tiers.clock.monotonic(), ("PING",))] * 2)
-    replayed(case, record)
-
-
-def test_while_the_cache_cannot_be_told_nothing_that_completed_runs_again(
-    case: Case, tiers: Tiers, face: Any
-) -> None:
-    record = cached(case, tiers)
-    with case_of(tiers, tiers.store(nowhere(tiers)), face) as blind:
-        with pytest.raises(StoreUnavailable) as told:
-            blind.ask(_run_anew(case, record))
-        assert not told.value.sent
-    replayed(case, record)
-
-
-def _run_anew(case: Case, record: Record) -> Swap:
-    return lifecycle.take(record, case.rival(record, schema_version=2))
-
-
-def test_an_operator_may_ask_the_truth_of_a_sealed_one(tiers: Tiers, face: Any) -> None:
-    """The key of the MACs stands there unsealed, perhaps before anybody opened the book."""
-    with contextlib.closing(face(tiers.store())) as first:
-        first.ask(Count())
-    truth, sealed = SealedStore(tiers.truth, SECRET), SealedStore(tiers.store(), SECRET)
-    with contextlib.closing(face(truth)) as asked, contextlib.closing(face(sealed)) as beside:
-        assert asked.ask(Scan(10)) == []
-        record = Case(Subject(sealed, elapse=elapse.never), beside).stage(State.COMPLETED)
-        [shown] = asked.ask(Scan(1))
-        assert asked.ask(Find(shown.id)).state is State.COMPLETED
-        assert asked.ask(Find(record.id)).answer == ANSWER
+    assert ttl_s(replace(RECORD, **changes)) <= 0  # type: ignore[arg-type]

@@ -35,14 +35,14 @@ from tests.stores import elapse
 from tests.stores.test_against_memory import compare
 from tests.stores.tiered.kit import (
     Tiers,
-    cached,
+    assert_replayed,
+    cache_record,
     case,
-    case_of,
     face,
     flush,
-    nowhere,
-    replayed,
+    open_case,
     tiers,
+    unreachable,
 )
 
 __all__ = ["case", "face", "tiers"]
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.slow
 
 
 class TestTiered(StoreContract):
-    """With a cache that is there."""
+    """With an available cache."""
 
     @pytest.fixture
     def subject(self, tiers: Tiers) -> Subject:
@@ -62,7 +62,7 @@ class TestTiered(StoreContract):
 
 
 class TestOverPostgres(InsertContract, SwapContract, RepeatContract, PurgeContract, RaceContract):
-    """With a database for the truth, whose clock is its own."""
+    """With a database as the truth, which has its own clock."""
 
     @pytest.fixture
     def subject(self, postgres: Subject, tiers: Tiers) -> Subject:
@@ -75,11 +75,11 @@ class TestOverPostgres(InsertContract, SwapContract, RepeatContract, PurgeContra
 
 
 class TestWithoutCache(InsertContract, WatchContract, SweepContract, RaceContract):
-    """With a cache that nobody answers for: slower, and right."""
+    """With an unreachable cache: slower, and correct."""
 
     @pytest.fixture
     def subject(self, tiers: Tiers) -> Subject:
-        return Subject(tiers.store(nowhere(tiers)), elapse=tiers.elapse)
+        return Subject(tiers.store(unreachable(tiers)), elapse=tiers.elapse)
 
 
 @pytest.mark.timeout(300)
@@ -92,24 +92,24 @@ def test_it_behaves_like_memory(tiers: Tiers, colour: str) -> None:
 
 
 def test_a_replay_does_not_touch_the_truth(case: Case, tiers: Tiers) -> None:
-    record = cached(case, tiers)
+    record = cache_record(case, tiers)
     for _ in range(3):
-        replayed(case, record)
-    assert tiers.asked() == []
+        assert_replayed(case, record)
+    assert tiers.take_questions() == []
 
 
 def test_a_copy_serves_every_process(case: Case, tiers: Tiers, face: Any) -> None:
-    record = cached(case, tiers)
-    with case_of(tiers, tiers.store(), face) as beside:
+    record = cache_record(case, tiers)
+    with open_case(tiers, tiers.store(), face) as beside:
         flush(beside)
-        tiers.asked()
-        replayed(beside, record)
-        assert tiers.asked() == []
+        tiers.take_questions()
+        assert_replayed(beside, record)
+        assert tiers.take_questions() == []
 
 
 def test_a_mismatch_is_judged_by_the_copy(case: Case, tiers: Tiers) -> None:
-    """P5: the engine compares fingerprints, so the copy must carry the right one."""
-    record = cached(case, tiers)
+    """P5: the engine compares fingerprints, so the copy must have the right one."""
+    record = cache_record(case, tiers)
     found = case.ask(Insert(case.rival(record, fingerprint=b"other" * 4)))
     assert isinstance(found, Found)
     assert found.record.fingerprint == record.fingerprint
@@ -129,7 +129,7 @@ def test_large_answers_are_left_to_the_truth(case: Case, tiers: Tiers) -> None:
     large = replace(ANSWER, body=b"x" * ENTRY_BYTES_MAX)
     record = case.done(case.complete(case.begin(), large))
     for _ in range(2):
-        replayed(case, record)
+        assert_replayed(case, record)
         flush(case)
     assert tiers.entries() == []
 
@@ -137,13 +137,13 @@ def test_large_answers_are_left_to_the_truth(case: Case, tiers: Tiers) -> None:
 def test_the_truth_may_be_down_while_answers_are_replayed(
     case: Case, tiers: Tiers, face: Any
 ) -> None:
-    record = cached(case, tiers)
+    record = cache_record(case, tiers)
     tiers.truth.down = True
-    replayed(case, record)
+    assert_replayed(case, record)
     replay, fresh = Insert(case.rival(record)), Insert(case.claim())
-    told = case.together([replay, fresh])
-    assert isinstance(told[0], Found)
-    assert isinstance(told[1], StoreUnavailable)
+    caught = case.together([replay, fresh])
+    assert isinstance(caught[0], Found)
+    assert isinstance(caught[1], StoreUnavailable)
 
 
 def test_a_completion_that_is_rolled_back_was_never_copied(
@@ -162,7 +162,7 @@ def test_a_completion_that_is_rolled_back_was_never_copied(
             assert found.record.state is State.RUNNING
             assert tiers.entries() == []
             end()
-        replayed(case, case.find(record.id))
+        assert_replayed(case, case.find(record.id))
         flush(case)
         assert tiers.client.exists(tiers.entry(record))
 
@@ -175,8 +175,8 @@ def test_records_of_the_store_itself_are_not_shown(case: Case) -> None:
 
 
 def test_p11_what_waits_to_be_copied_is_bounded(tiers: Tiers, face: Any) -> None:
-    store = tiers.store(nowhere(tiers))
-    with case_of(tiers, store, face) as case:
+    store = tiers.store(unreachable(tiers))
+    with open_case(tiers, store, face) as case:
         for _ in range(WAITING_MAX // 64 + 2):
             records = [case.claim() for _ in range(64)]
             case.together([Insert(claim) for claim in records])
@@ -199,15 +199,15 @@ def test_a_url_names_both_tiers(redis_url: str, tmp_path: Path) -> None:
 
 
 def test_each_tier_reads_its_options_in_its_own_way(postgres_url: str) -> None:
-    """A space is `%20` for libpq, and a `+` is one in a password."""
+    """A space is `%20` for libpq, and a `+` in a password is a `+`."""
     given = "allow=unsafe-durability&options=-c%20statement_timeout%3D5000"
     cache = "cache=redis://:pass+word@127.0.0.1:6379/0"
     store = open_store(f"tiered+{postgres_url}?{given}&{cache}")
     assert isinstance(store, TieredStore)
     assert store._cache.endpoint.options["password"] == "pass+word"
     with contextlib.closing(store.truth.connect()) as connection:
-        [[told]] = connection.ask(Question("SHOW statement_timeout"))
-    assert told == "5s"
+        [[caught]] = connection.ask(Question("SHOW statement_timeout"))
+    assert caught == "5s"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a table in DynamoDB is like, whether one may be used, and what is worth knowing. Pure."""
+"""The layout of a DynamoDB table, and whether a table is safe to use. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _schema(partition: str, sort: str) -> list[Item]:
 
 
 def definition(table: str) -> Item:
-    """Pays by use and is spread by record id."""
+    """Return the table's definition: on-demand billing, partitioned by record id."""
     return {
         "TableName": table,
         "BillingMode": "PAY_PER_REQUEST",
@@ -51,7 +51,7 @@ def definition(table: str) -> Item:
 
 
 def schema(note: Item | None, address: str) -> Finding:
-    """By the note that `oncekey migrate` leaves in the table."""
+    """Check the schema version that `oncekey migrate` has written to the table."""
     if note is None:
         return checks.schema(None, None, SCHEMA, address)
     version, oldest = int(note["version"]["N"]), int(note["oldest_reader"]["N"])
@@ -59,7 +59,7 @@ def schema(note: Item | None, address: str) -> Finding:
 
 
 def findings(table: Item) -> Iterator[Finding]:
-    """What decides whether a table may be used, by what it says of itself."""
+    """Yield what decides whether a table may be used, by its description."""
     yield _keys(table)
     yield _regions(table)
 
@@ -76,10 +76,10 @@ def _keys(table: Item) -> Finding:
         return unsafe(
             "table",
             "other keys or indexes than ours",
-            "it is not a table that `oncekey migrate` has made",
-            "Name another one: it is made for you",
+            "it is not a table that `oncekey migrate` created",
+            "Name another table: it is created for you",
         )
-    return Finding("table", "keys and indexes as `oncekey migrate` makes them")
+    return Finding("table", "keys and indexes as `oncekey migrate` creates them")
 
 
 def _regions(table: Item) -> Finding:
@@ -95,7 +95,7 @@ def _regions(table: Item) -> Finding:
     return Finding("replication", "one region")
 
 
-# ------------------------------------------------------------------------------- a thorough look
+# ---------------------------------------------------------------------------------- oncekey doctor
 
 _NONE = key(b"oncekey", b"none")
 _NEVER = {"ConditionExpression": "attribute_exists(id)"}
@@ -115,16 +115,16 @@ PROBES: dict[str, tuple[str, Item]] = {
         },
     ),
 }
-"""Calls that need what the verbs need, about an item that is not there."""
+"""Calls that need the same permissions as the verbs, about an item that does not exist."""
 
 
 @value
-class Looked:
-    """What is told of a table; None or nothing where this user may not ask."""
+class TableInfo:
+    """What is known of a table; None or empty where this user may not ask."""
 
     table: Item
     backups: Item | None
-    life: Item | None
+    time_to_live: Item | None
     emulated: bool
 
 
@@ -142,25 +142,25 @@ def privileges(denied: list[str]) -> Finding:
     return Finding("privileges", f"{', '.join(PROBES)} are allowed")
 
 
-def thorough(looked: Looked) -> Iterator[Finding]:
-    """What makes the table safe or not, as `oncekey doctor` shows it."""
-    if looked.table:
-        yield from findings(looked.table)
-        yield _billing(looked.table)
+def table_findings(info: TableInfo) -> Iterator[Finding]:
+    """Yield all findings about a table for `oncekey doctor`."""
+    if info.table:
+        yield from findings(info.table)
+        yield _capacity(info.table)
     else:
         yield advice(
             "access",
             "DescribeTable is not allowed",
-            "a global table would not be noticed, here and at a start",
+            "a global table would not be noticed, neither here nor at startup",
             "Allow dynamodb:DescribeTable on the table",
         )
-    yield _durability(looked)
+    yield _durability(info)
     yield Finding("isolation", "one conditional write for each change, consistent reads")
-    yield _garbage(looked.life)
-    yield _backups(looked.backups)
+    yield _time_to_live(info.time_to_live)
+    yield _backups(info.backups)
 
 
-def _billing(table: Item) -> Finding:
+def _capacity(table: Item) -> Finding:
     mode = table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED")
     if mode == "PROVISIONED":
         return advice(
@@ -172,26 +172,29 @@ def _billing(table: Item) -> Finding:
     return Finding("capacity", f"BillingMode {mode}")
 
 
-def _durability(looked: Looked) -> Finding:
-    if looked.emulated:
+def _durability(info: TableInfo) -> Finding:
+    if info.emulated:
         return advice(
             "durability",
             "an endpoint that is not Amazon's",
-            "what it survives is not known",
+            "what it survives is unknown",
             "Leave endpoint= out of the URL for Amazon's own",
         )
     return Finding("durability", "written in several zones before it is acknowledged")
 
 
-def _garbage(life: Item | None) -> Finding:
-    if life is None:
-        return Finding("time to live", "not looked at: DescribeTimeToLive is not allowed")
-    status, attribute = life.get("TimeToLiveStatus", "?"), life.get("AttributeName", TTL)
+def _time_to_live(time_to_live: Item | None) -> Finding:
+    if time_to_live is None:
+        return Finding("time to live", "not checked: DescribeTimeToLive is not allowed")
+    status, attribute = (
+        time_to_live.get("TimeToLiveStatus", "?"),
+        time_to_live.get("AttributeName", TTL),
+    )
     if status not in ("ENABLED", "ENABLING") or attribute != TTL:
         return advice(
             "time to live",
             f"{status}, by {attribute}",
-            "expired records stay until oncekey's own sweep has read all of the table",
+            "expired records stay until oncekey's own sweep has read the whole table",
             "Run `oncekey migrate` with this URL",
         )
     return Finding("time to live", f"{status}, by {attribute}")
@@ -199,7 +202,7 @@ def _garbage(life: Item | None) -> Finding:
 
 def _backups(backups: Item | None) -> Finding:
     if backups is None:
-        return Finding("backups", "not looked at: DescribeContinuousBackups is not allowed")
+        return Finding("backups", "not checked: DescribeContinuousBackups is not allowed")
     status = backups.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus", "?")
     if status != "ENABLED":
         return advice(

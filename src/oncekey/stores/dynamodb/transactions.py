@@ -1,6 +1,6 @@
-"""Joining on DynamoDB: the caller's own writes and a completion in one transaction.
+"""The caller's own writes and a completion in one DynamoDB transaction.
 
-There is no transaction to be open in between: the caller hands over its items, as for
+DynamoDB has no transaction that stays open: the caller passes its items, as for
 `TransactWriteItems`, and they are written together with the completion, or nothing is.
 """
 
@@ -13,16 +13,16 @@ from typing import Any
 from oncekey._core.op import arun, run
 from oncekey._core.verbs import Swap, Verb
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.dynamodb.items import KEPT
-from oncekey.stores.dynamodb.statements import Call, Denied, Item, n
+from oncekey.stores.dynamodb.items import NO_TTL
+from oncekey.stores.dynamodb.statements import ApiCall, ErrorResponse, Item, n
 from oncekey.stores.dynamodb.verbs import TRANSACTION_MAX
 
 ITEMS_MAX = TRANSACTION_MAX - 1
 _WRITES = frozenset({"Put", "Update", "Delete", "ConditionCheck"})
 
 
-class Joined:
-    """Turns the one write that decides into a transaction, and its answer back."""
+class JoinedCompletion:
+    """Turns the completion's write into a transaction, and the transaction's response back."""
 
     def __init__(self, items: Sequence[Any], verbs: Sequence[Verb], token: str) -> None:
         _check(items)
@@ -31,32 +31,37 @@ class Joined:
         self._items = list(items)
         self._token = token
 
-    def question(self, question: list[Call]) -> list[Call]:
+    def question(self, question: list[ApiCall]) -> list[ApiCall]:
         if not self._decides(question):
             return question
         ours = {k: v for k, v in question[0].parameters.items() if k != "ReturnValues"}
-        members = [*self._items, {"Update": ours}]  # last, so that reasons stand as the items do
+        members = [
+            *self._items,
+            {"Update": ours},
+        ]  # last, so that `reasons` are in the order of the items
         parameters = {"TransactItems": members, "ClientRequestToken": self._token}
-        return [Call("transact_write_items", parameters)]
+        return [ApiCall("transact_write_items", parameters)]
 
-    def answer(self, question: list[Call], answers: list[Any]) -> list[Any]:
-        """As if the write had gone alone. Raises the driver's error if an item was refused."""
+    def answer(self, question: list[ApiCall], answers: list[Any]) -> list[Any]:
+        """Return the response as if the write had been sent alone. Raise the driver's error if an
+        item was refused.
+        """
         if not self._decides(question):
             return answers
         [answer] = answers
-        if isinstance(answer, Denied):
+        if isinstance(answer, ErrorResponse):
             code, found = answer.reasons[-1] if answer.reasons else ("", None)
             if code == "ConditionalCheckFailed":
-                return [Denied("ConditionalCheckFailedException", answer.message, found)]
+                return [ErrorResponse("ConditionalCheckFailedException", answer.message, found)]
             if answer.cause is not None and answer.code == "TransactionCanceledException":
                 raise answer.cause
             return [answer]
-        if isinstance(answer, dict):  # transactions do not tell what was there before
-            before: Item = {"kept": KEPT, "request": n(0)}
+        if isinstance(answer, dict):  # transactions do not return the previous item
+            before: Item = {"kept": NO_TTL, "request": n(0)}
             return [{"Attributes": before}]
         return [answer]
 
-    def _decides(self, question: list[Call]) -> bool:
+    def _decides(self, question: list[ApiCall]) -> bool:
         return [call.method for call in question] == ["update_item"]
 
 
@@ -69,27 +74,28 @@ def _check(items: Sequence[Any]) -> None:
         )
 
 
-def _items(store: Any, given: Any) -> Any:
-    if isinstance(given, list | tuple):
-        return given
+def _items(store: Any, caller_items: Any) -> Any:
+    """Return the caller's items; raise `Misuse` for anything else."""
+    if isinstance(caller_items, list | tuple):
+        return caller_items
     raise Misuse(
-        f"{type(given).__name__} cannot be joined with records in {store.name}: give a list of "
-        "items as TransactWriteItems takes them (docs/atomic.md)"
+        f"{type(caller_items).__name__} cannot be joined with records in {store.name}: give a list "
+        "of items as TransactWriteItems takes them (docs/atomic.md)"
     )
 
 
-# --------------------------------------------------------------- where there is no completion
+# ---------------------------------------------------------------------------- without a completion
 
 
-def alone(items: Sequence[Any], token: str) -> list[Call]:
-    """How to write a caller's items without a completion."""
+def write_calls(items: Sequence[Any], token: str) -> list[ApiCall]:
+    """Return the calls that write a caller's items without a completion."""
     _check(items)
     parameters = {"TransactItems": list(items), "ClientRequestToken": token}
-    return [Call("transact_write_items", parameters)] if items else []
+    return [ApiCall("transact_write_items", parameters)] if items else []
 
 
-def _judge(answer: Any) -> None:
-    if isinstance(answer, Denied):
+def _raise_error(answer: Any) -> None:
+    if isinstance(answer, ErrorResponse):
         raise answer.cause or StoreUnavailable(f"{answer.code}: {answer.message}", sent=True)
     if isinstance(answer, Exception):
         raise answer
@@ -99,11 +105,11 @@ def _judge(answer: Any) -> None:
 
 
 class ItemTransactions:
-    """The `Transactions` of DynamoDB: what is given are items."""
+    """The `Transactions` of DynamoDB: the caller passes items instead of a connection."""
 
-    def perform(self, store: Any, given: Any, verbs: Sequence[Verb]) -> list[Any]:
-        """Carry out a completion together with the items that are given."""
-        joined = store.joined(_items(store, given), verbs)
+    def perform(self, store: Any, caller_items: Any, verbs: Sequence[Verb]) -> list[Any]:
+        """Carry out a completion together with the caller's items."""
+        joined = store.join(_items(store, caller_items), verbs)
         with closing(store.connect()) as own:
             run(store.prepare(), own.ask)
 
@@ -112,9 +118,9 @@ class ItemTransactions:
 
             return run(store.perform(verbs), ask)
 
-    async def aperform(self, store: Any, given: Any, verbs: Sequence[Verb]) -> list[Any]:
+    async def aperform(self, store: Any, caller_items: Any, verbs: Sequence[Verb]) -> list[Any]:
         """The same, awaited."""
-        joined = store.joined(_items(store, given), verbs)
+        joined = store.join(_items(store, caller_items), verbs)
         own = await store.aconnect()
         try:
             await arun(store.prepare(), own.ask)
@@ -126,19 +132,19 @@ class ItemTransactions:
         finally:
             await own.close()
 
-    def write(self, store: Any, given: Any, token: bytes) -> None:
-        """Write the items that are given, all or none."""
-        question = store.alone(_items(store, given), token)
+    def write(self, store: Any, caller_items: Any, token: bytes) -> None:
+        """Write the caller's items, all or none."""
+        question = store.write_calls(_items(store, caller_items), token)
         if question:
             with closing(store.connect()) as own:
-                _judge(own.ask(question)[0])
+                _raise_error(own.ask(question)[0])
 
-    async def awrite(self, store: Any, given: Any, token: bytes) -> None:
+    async def awrite(self, store: Any, caller_items: Any, token: bytes) -> None:
         """The same, awaited."""
-        question = store.alone(_items(store, given), token)
+        question = store.write_calls(_items(store, caller_items), token)
         if question:
             own = await store.aconnect()
             try:
-                _judge((await own.ask(question))[0])
+                _raise_error((await own.ask(question))[0])
             finally:
                 await own.close()

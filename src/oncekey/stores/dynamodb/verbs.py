@@ -1,11 +1,11 @@
-"""The verbs that name a record, on DynamoDB: each an operation that yields calls. Pure.
+"""Verbs that name a record, on DynamoDB: operations that yield calls. Pure.
 
-Every write is one conditional request that is told what stands there if the condition does not
-hold, so that who loses needs no second look. Steps and kept requests are items of their own and
-travel with a write to their record in one transaction.
+Every write is one conditional request, and a failed condition returns the item found, so the loser
+needs no second read. Steps and kept requests are items of their own; they are written with their
+record in one transaction.
 
-A take-over is refused unless this process has watched the record for a whole lease, and then it
-presents the beat that it saw: see `observed`.
+A take-over fails unless this process has watched the record for a whole lease, and then it presents
+the beat that it observed: see `leases`.
 """
 
 from __future__ import annotations
@@ -35,107 +35,126 @@ from oncekey._core.verbs import (
 from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable
 from oncekey.stores.base import INSERT_ROUNDS_MAX
 from oncekey.stores.dynamodb import items, parts
-from oncekey.stores.dynamodb.leases import Sightings
-from oncekey.stores.dynamodb.server_date import Dates
-from oncekey.stores.dynamodb.statements import Call, Denied, Item, Update, b, key, n, projection, s
+from oncekey.stores.dynamodb.leases import LeaseObserver
+from oncekey.stores.dynamodb.server_date import ServerClock
+from oncekey.stores.dynamodb.statements import (
+    ApiCall,
+    ErrorResponse,
+    Item,
+    Update,
+    b,
+    key,
+    n,
+    projection,
+    s,
+)
 
 TRANSACTION_MAX = 100
-"""Members of one transaction."""
+"""The most items that one transaction can write."""
 _ALL_OLD = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
 
-Judge = Callable[[Denied], StoreError]
+ToStoreError = Callable[[ErrorResponse], StoreError]
 
 
 class Verbs:
-    """The verbs of one table. `judge` says what an answer means that nobody here expects."""
+    """The verbs of one table. `to_store_error` translates errors that no verb expects."""
 
-    def __init__(self, table: str, dates: Dates, sightings: Sightings, judge: Judge) -> None:
+    def __init__(
+        self,
+        table: str,
+        server_clock: ServerClock,
+        observer: LeaseObserver,
+        to_store_error: ToStoreError,
+    ) -> None:
         self.table = table
-        self.dates = dates
-        self.sightings = sightings
-        self._judge = judge
+        self.server_clock = server_clock
+        self.observer = observer
+        self._to_store_error = to_store_error
         self._numbers = itertools.count(1)
 
     def perform(self, verb: Any) -> Op[Any]:
         return _VERBS[type(verb)](self, verb)
 
-    # --------------------------------------------------------------------------------- asking
+    # ------------------------------------------------------------------------------------ calls
 
-    def call(self, method: str, **parameters: Any) -> Call:
-        return Call(method, {"TableName": self.table, **parameters})
+    def call(self, method: str, **parameters: Any) -> ApiCall:
+        return ApiCall(method, {"TableName": self.table, **parameters})
 
-    def get(self, record_id: bytes, part: bytes | None = None, *only: str) -> Call:
-        """A read of what was acknowledged last, never of a replica."""
+    def get(self, record_id: bytes, part: bytes | None = None, *only: str) -> ApiCall:
+        """Return a consistent read of one item."""
         place = key(record_id) if part is None else key(record_id, part)
         shown = projection(only) if only else {}
         return self.call("get_item", Key=place, ConsistentRead=True, **shown)
 
-    def all(self, calls: Sequence[Call]) -> Op[list[Item]]:
-        """The answers, where every call must be carried out."""
+    def ask_all(self, calls: Sequence[ApiCall]) -> Op[list[Item]]:
+        """Return the responses; raise if any call failed."""
         answers: list[Item] = []
         if calls:
             for answer in (yield list(calls)):
                 if isinstance(answer, StoreError):
                     raise answer
-                if isinstance(answer, Denied):
-                    raise self._judge(answer)
+                if isinstance(answer, ErrorResponse):
+                    raise self._to_store_error(answer)
                 answers.append(answer)
         return answers
 
-    def one(self, call: Call) -> Op[Item | Denied]:
-        """The answer, or that a condition did not hold and what stands there."""
+    def ask_one(self, call: ApiCall) -> Op[Item | ErrorResponse]:
+        """Return the response, or the error if its condition failed; raise any other error."""
         [answer] = yield [call]
-        return self._expected(answer)
+        return self._raise_unexpected(answer)
 
-    def carried_out(self, calls: Sequence[Call]) -> Op[int]:
-        """How many of the calls were carried out; a condition that does not hold is no error."""
+    def count_done(self, calls: Sequence[ApiCall]) -> Op[int]:
+        """Return how many calls were carried out; a failed condition is not an error."""
         answers = yield list(calls)
-        return sum(not isinstance(self._expected(answer), Denied) for answer in answers)
+        return sum(
+            not isinstance(self._raise_unexpected(answer), ErrorResponse) for answer in answers
+        )
 
-    def _expected(self, answer: Item | Denied | StoreError) -> Item | Denied:
-        """Raise what an answer means, unless the call was carried out or its condition did not
-        hold.
-        """
+    def _raise_unexpected(self, answer: Item | ErrorResponse | StoreError) -> Item | ErrorResponse:
+        """Raise any error except a failed condition."""
         if isinstance(answer, StoreError):
             raise answer
-        if isinstance(answer, Denied) and not answer.by_condition:
-            raise self._judge(answer)
+        if isinstance(answer, ErrorResponse) and not answer.is_condition_failure:
+            raise self._to_store_error(answer)
         return answer
 
-    def together(self, members: Sequence[tuple[str, Item]], token: bytes) -> Op[Denied | None]:
-        """Carry out writes in one transaction. Else which condition did not hold, as `reasons`.
+    def transact(
+        self, members: Sequence[tuple[str, Item]], token: bytes
+    ) -> Op[ErrorResponse | None]:
+        """Carry out writes in one transaction; if a condition failed, return the error, whose
+        `reasons` say which one.
 
-        Its token makes it safe to repeat: DynamoDB knows it again for ten minutes.
+        The token makes the transaction safe to repeat: DynamoDB recognises it for ten minutes.
         """
         named = [{kind: {"TableName": self.table, **write}} for kind, write in members]
-        [answer] = yield [transaction(named, self.request_token(token))]
+        [answer] = yield [transact_call(named, self.request_token(token))]
         if isinstance(answer, StoreError):
             raise answer
-        if isinstance(answer, Denied):
+        if isinstance(answer, ErrorResponse):
             codes = {code for code, _ in answer.reasons} - {"None"}
             if codes != {"ConditionalCheckFailed"}:
-                raise self._judge(answer)
+                raise self._to_store_error(answer)
             return answer
         return None
 
     def request_token(self, token: bytes) -> str:
-        """Differs from question to question; `token` is an attempt's own and random."""
-        asked = f"{os.getpid()} {next(self._numbers)} {self.dates.clock()}".encode()
+        """Return a token unique to this question; `token` is the attempt's own random token."""
+        asked = f"{os.getpid()} {next(self._numbers)} {self.server_clock.monotonic()}".encode()
         return hashlib.sha256(token + asked).hexdigest()[:36]
 
-    def pages(self, query: Call) -> Op[list[Item]]:
-        """All items of a query, page by page."""
+    def pages(self, query: ApiCall) -> Op[list[Item]]:
+        """Return all items of a query, page by page."""
         found: list[Item] = []
         while True:
-            [page] = yield from self.all([query])
+            [page] = yield from self.ask_all([query])
             found += page["Items"]
             if "LastEvaluatedKey" not in page:
                 return found
             start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
-            query = Call(query.method, {**query.parameters, **start})
+            query = ApiCall(query.method, {**query.parameters, **start})
 
-    def parts(self, record_id: bytes, kind: bytes, *only: str) -> Call:
-        """The query for all parts of a kind."""
+    def parts(self, record_id: bytes, kind: bytes, *only: str) -> ApiCall:
+        """Return the query for all parts of a kind."""
         shown = projection(("part", *only)) if only else {}
         names = {**shown.pop("ExpressionAttributeNames", {}), "#id": "id", "#part": "part"}
         return self.call(
@@ -147,54 +166,56 @@ class Verbs:
             **shown,
         )
 
-    def whole(self, item: Item) -> Op[Record]:
-        """The record, with a body that is kept in pieces."""
+    def full_record(self, item: Item) -> Op[Record]:
+        """Return the record, including a body that is stored in pieces."""
         for _ in range(INSERT_ROUNDS_MAX):
             if "body_pieces" not in item:
                 return self.record(item)
             record_id, digest = item["id"]["B"], item["body_digest"]["B"]
-            names = parts.piece_parts(parts.BODY, digest, items.number(item, "body_pieces"))
-            pieces = yield from self.all([self.get(record_id, name) for name in names])
+            names = parts.piece_keys(parts.BODY, digest, items.read_int(item, "body_pieces"))
+            pieces = yield from self.ask_all([self.get(record_id, name) for name in names])
             if all("Item" in piece for piece in pieces):
                 body = b"".join(piece["Item"]["data"]["B"] for piece in pieces)
                 return self.record(item, body)
-            [again] = yield from self.all([self.get(record_id)])  # it changed since, or vanished
+            [again] = yield from self.ask_all([self.get(record_id)])  # it changed or vanished since
             if item == again.get("Item", item):
                 break
             item = again["Item"]
         raise CorruptRecord(f"pieces of the answer of {item['id']['B'].hex()} are missing")
 
     def record(self, item: Item, body: bytes | None = None) -> Record:
-        return items.record(item, self.dates.now(), self.sightings, body)
+        return items.record(item, self.server_clock.now(), self.observer, body)
 
-    def refused(self, item: Item | None) -> Op[Refused]:
-        return Refused(None if item is None else (yield from self.whole(item)))
+    def refusal(self, item: Item | None) -> Op[Refused]:
+        return Refused(None if item is None else (yield from self.full_record(item)))
 
     # --------------------------------------------------------------------------------- insert
 
     def _insert(self, verb: Insert) -> Op[Inserted | Found]:
         claim = verb.claim
         for _ in range(INSERT_ROUNDS_MAX):
-            fence = self.dates.fence()
+            fence = self.server_clock.fence()
             put = {
-                "Item": items.inserted(claim, fence, self.dates.now(), self.dates.latest()),
+                "Item": items.new_item(
+                    claim, fence, self.server_clock.now(), self.server_clock.latest()
+                ),
                 "ConditionExpression": "attribute_not_exists(id)",
                 **_ALL_OLD,
             }
             if claim.request is None:
-                answer = yield from self.one(self.call("put_item", **put))
-                if not isinstance(answer, Denied):
+                answer = yield from self.ask_one(self.call("put_item", **put))
+                if not isinstance(answer, ErrorResponse):
                     return Inserted(fence)
                 found = answer.item
             else:
                 members = [("Put", put), *self._request_puts(claim)]
-                denied = yield from self.together(members, claim.token)
-                if denied is None:
+                error = yield from self.transact(members, claim.token)
+                if error is None:
                     return Inserted(fence)
-                found = denied.reasons[0][1]
+                found = error.reasons[0][1]
             if found is not None:
-                return Found((yield from self.whole(found)))
-        raise StoreUnavailable(f"{self.table} neither took nor showed a record, again and again")
+                return Found((yield from self.full_record(found)))
+        raise StoreUnavailable(f"{self.table}: a record could neither be inserted nor found")
 
     def _request_puts(self, claim: Claim) -> list[tuple[str, Item]]:
         if claim.request is None:
@@ -204,29 +225,31 @@ class Verbs:
     # ----------------------------------------------------------------------------------- swap
 
     def _swap(self, verb: Swap) -> Op[Done | Refused]:
-        now, latest = self.dates.now(), self.dates.latest()
-        fence = self.dates.fence(verb.fence) if verb.raise_fence else verb.fence
-        update = items.swapped(verb, fence, now, latest)
+        now, latest = self.server_clock.now(), self.server_clock.latest()
+        fence = self.server_clock.fence(verb.fence) if verb.raise_fence else verb.fence
+        update = items.swap_update(verb, fence, now, latest)
         if verb.when is When.EXPIRED:
-            update.only_if(f"{update.name('expires')} <= {update.given('now', n(now))}")
+            update.only_if(f"{update.name('expires')} <= {update.bind('now', n(now))}")
         elif verb.when is not When.ANY:
-            beat = self._watched(verb)
+            beat = self._observed_beat(verb)
             if beat is None:
-                [found] = yield from self.all([self.get(verb.id)])
-                return (yield from self.refused(found.get("Item")))
+                [found] = yield from self.ask_all([self.get(verb.id)])
+                return (yield from self.refusal(found.get("Item")))
             update.equal(beat=n(beat))
         yield from self._put_body(verb, latest)
-        return (yield from self._carry_out(verb, update, fence))
+        return (yield from self._write_swap(verb, update, fence))
 
-    def _watched(self, verb: Swap) -> int | None:
-        """The beat at which this process has seen that the swap is due; None if it has not."""
+    def _observed_beat(self, verb: Swap) -> int | None:
+        """Return the beat at which this process observed that the swap is due; None if it did
+        not.
+        """
         if verb.when is When.LAPSED:
-            return self.sightings.lapsed(verb.id, verb.fence, verb.token)
-        return self.sightings.overlong(verb.id, verb.fence, verb.token, verb.lease_s or 0.0)
+            return self.observer.lapsed_beat(verb.id, verb.fence, verb.token)
+        return self.observer.overlong_beat(verb.id, verb.fence, verb.token, verb.lease_s or 0.0)
 
     def _put_body(self, verb: Swap, latest: int) -> Op[None]:
-        """Pieces of a large body are there before the record speaks of them. Who comes late with
-        the same ones does not make them live shorter.
+        """Write the pieces of a large body before the record refers to them. A late writer of the
+        same pieces does not shorten their time to live.
         """
         body = None if verb.answer is None else verb.answer.body
         if verb.to is not State.COMPLETED or body is None or len(body) <= items.INLINE_BYTES_MAX:
@@ -242,9 +265,9 @@ class Verbs:
             )
             for piece in parts.body_items(verb.id, body, ttl_s)
         ]
-        yield from self.carried_out(puts)
+        yield from self.count_done(puts)
 
-    def _carry_out(self, verb: Swap, update: Update, fence: int) -> Op[Done | Refused]:
+    def _write_swap(self, verb: Swap, update: Update, fence: int) -> Op[Done | Refused]:
         beside: list[tuple[str, Item]] = []
         if verb.claim is not None:
             beside = self._request_puts(verb.claim)
@@ -253,39 +276,42 @@ class Verbs:
         write = {"Key": key(verb.id), **update.parameters(), **_ALL_OLD}
         if beside:
             members = [("Update", write), *beside[: TRANSACTION_MAX - 1]]
-            denied = yield from self.together(members, verb.new_token or verb.token)
-            if denied is not None:
-                return (yield from self.refused(denied.reasons[0][1]))
-            old: Item = {"kept": items.KEPT}
+            error = yield from self.transact(members, verb.new_token or verb.token)
+            if error is not None:
+                return (yield from self.refusal(error.reasons[0][1]))
+            old: Item = {"kept": items.NO_TTL}
         else:
             if not (verb.to is State.RUNNING and verb.claim is None):
                 write["ReturnValues"] = "ALL_OLD"
-            answer = yield from self.one(self.call("update_item", **write))
-            if isinstance(answer, Denied):
-                return (yield from self.refused(answer.item))
+            answer = yield from self.ask_one(self.call("update_item", **write))
+            if isinstance(answer, ErrorResponse):
+                return (yield from self.refusal(answer.item))
             old = answer.get("Attributes", {})
         if "kept" in old and ("request" in old or verb.claim is not None):
             yield from self._forget_parts(verb, fence)
         return Done(fence)
 
     def _begun_steps(self, record_id: bytes) -> Op[list[tuple[str, Item]]]:
-        """The removal of steps that were only begun: the operator knows that none happened."""
+        """Remove steps that were only begun: the operator knows that none of them happened."""
         kept, generation = yield from self._kept_steps(record_id)
-        begun = [item for item in kept if parts.is_of(generation, item) and "done" not in item]
+        begun = [
+            item for item in kept if parts.is_of_generation(generation, item) and "done" not in item
+        ]
         return [("Delete", {"Key": key(record_id, item["part"]["B"])}) for item in begun]
 
     def _forget_parts(self, verb: Swap, fence: int) -> Op[None]:
-        """Remove what nobody can reach any more; what is left is swept with the record. Only of the
-        attempt that has ended: by now somebody may own the record who has parts of its own.
+        """Remove parts that are no longer reachable; leftovers are swept with the record. Remove
+        only parts of the attempt that has ended: the record may have a new owner with parts of its
+        own.
         """
         queries = [self.parts(verb.id, parts.REQUEST + verb.token, "id")]
         if verb.fresh:
             queries.append(self.parts(verb.id, parts.STEP, "id"))
         leftover: list[bytes] = []
         for page in (yield queries):
-            if not isinstance(page, StoreError | Denied):
+            if not isinstance(page, StoreError | ErrorResponse):
                 leftover += [item["part"]["B"] for item in page["Items"]]
-        kept_from = parts.steps_since(fence)
+        kept_from = parts.first_step_key(fence)
         gone = [part for part in leftover if not part.startswith(parts.STEP) or part < kept_from]
         if gone:
             yield [self.call("delete_item", Key=key(verb.id, part)) for part in gone]
@@ -296,25 +322,26 @@ class Verbs:
         if len(parts.step_content(verb.step)) > parts.STEP_BYTES_MAX:
             raise StoreError(
                 f"the result of step {verb.step.name!r} has {len(verb.step.result or b'')} bytes; "
-                f"in DynamoDB at most {parts.STEP_BYTES_MAX} can be kept: keep where it is instead"
+                f"in DynamoDB at most {parts.STEP_BYTES_MAX} can be stored: store a reference "
+                "instead"
             )
-        generation = verb.fence  # that of a first attempt; of others the refusal tells it
+        generation = verb.fence  # right for a first attempt; a refusal says the others
         for _ in range(INSERT_ROUNDS_MAX):
-            denied = yield from self._try_step(verb, generation)
-            if denied is None:
+            error = yield from self._try_step(verb, generation)
+            if error is None:
                 return Done(verb.fence)
-            code, found = denied.reasons[0]
-            if code == "None":  # the step is there with its result, which stays
-                [read] = yield from self.all([self.get(verb.id)])
+            code, found = error.reasons[0]
+            if code == "None":  # the step has a result, which stays
+                [read] = yield from self.ask_all([self.get(verb.id)])
                 found = read.get("Item")
-                if found is not None and owns(verb, found):
+                if found is not None and is_owner(verb, found):
                     return Done(verb.fence)
-            if found is None or not owns(verb, found):
-                return (yield from self.refused(found))
-            generation = items.number(found, "generation")
-        raise StoreUnavailable(f"{self.table}: a step was neither kept nor refused")
+            if found is None or not is_owner(verb, found):
+                return (yield from self.refusal(found))
+            generation = items.read_int(found, "generation")
+        raise StoreUnavailable(f"{self.table}: a step was neither stored nor refused")
 
-    def _try_step(self, verb: AppendStep, generation: int) -> Op[Denied | None]:
+    def _try_step(self, verb: AppendStep, generation: int) -> Op[ErrorResponse | None]:
         mark = Update()
         mark.equal(
             state=s(State.RUNNING),
@@ -322,65 +349,65 @@ class Verbs:
             token=b(verb.token),
             generation=n(generation),
         )
-        mark.set(kept=items.KEPT, ttl=items.KEPT)
+        mark.set(kept=items.NO_TTL, ttl=items.NO_TTL)
         step = parts.step_update(verb.step, verb.fence, next(self._numbers))
-        part = parts.step_part(generation, verb.step.name)
+        part = parts.step_key(generation, verb.step.name)
         members = [
             ("Update", {"Key": key(verb.id), **mark.parameters(), **_ALL_OLD}),
             ("Update", {"Key": key(verb.id, part), **step.parameters()}),
             *(("Put", {"Item": item}) for item in parts.step_pieces(verb.id, part, verb.step)),
         ]
-        return (yield from self.together(members, verb.token))
+        return (yield from self.transact(members, verb.token))
 
     def _kept_steps(self, record_id: bytes) -> Op[tuple[list[Item], int]]:
-        """Steps of all generations, and the one that counts."""
-        [read] = yield from self.all([self.get(record_id, None, "generation", "kept")])
+        """Return the steps of all generations, and the current generation."""
+        [read] = yield from self.ask_all([self.get(record_id, None, "generation", "kept")])
         item = read.get("Item", {})
         if "kept" not in item:
             return [], 0
         found = yield from self.pages(self.parts(record_id, parts.STEP))
-        return found, items.number(item, "generation")
+        return found, items.read_int(item, "generation")
 
     def _steps(self, verb: Steps) -> Op[list[Step]]:
         found, generation = yield from self._kept_steps(verb.id)
         return parts.steps_of(generation, found)
 
-    # -------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------ reads
 
     def _find(self, verb: Find) -> Op[Record | None]:
-        [read] = yield from self.all([self.get(verb.id)])
-        return (yield from self.whole(read["Item"])) if "Item" in read else None
+        [read] = yield from self.ask_all([self.get(verb.id)])
+        return (yield from self.full_record(read["Item"])) if "Item" in read else None
 
     def _peek(self, verb: Peek) -> Op[Glimpse | None]:
         shown = ("state", "fence", "beat", "token", "held", "lapsed")
-        [read] = yield from self.all([self.get(verb.id, None, *shown)])
+        [read] = yield from self.ask_all([self.get(verb.id, None, *shown)])
         if "Item" not in read:
             return None
         item = read["Item"]
-        state, fence = State(item["state"]["S"]), items.number(item, "fence")
+        state, fence = State(item["state"]["S"]), items.read_int(item, "fence")
         if state is not State.RUNNING:
             return Glimpse(state, fence, 0.0)
-        return Glimpse(state, fence, items.lease_left_s(verb.id, item, self.sightings))
+        return Glimpse(state, fence, items.lease_left_s(verb.id, item, self.observer))
 
-    def _requested(self, verb: Requested) -> Op[bytes | None]:
-        [read] = yield from self.all([self.get(verb.id, None, "request", "token")])
+    def _request(self, verb: Requested) -> Op[bytes | None]:
+        [read] = yield from self.ask_all([self.get(verb.id, None, "request", "token")])
         item = read.get("Item", {})
         if "request" not in item:
             return None
-        names = parts.piece_parts(parts.REQUEST, item["token"]["B"], items.number(item, "request"))
-        pieces = yield from self.all([self.get(verb.id, name) for name in names])
-        if not all("Item" in piece for piece in pieces):  # it has ended since
+        names = parts.piece_keys(parts.REQUEST, item["token"]["B"], items.read_int(item, "request"))
+        pieces = yield from self.ask_all([self.get(verb.id, name) for name in names])
+        if not all("Item" in piece for piece in pieces):  # the attempt has ended since
             return None
         return b"".join(piece["Item"]["data"]["B"] for piece in pieces)
 
 
-def owns(verb: AppendStep, item: Item) -> bool:
-    found = (item["state"]["S"], items.number(item, "fence"), item["token"]["B"])
+def is_owner(verb: AppendStep, item: Item) -> bool:
+    found = (item["state"]["S"], items.read_int(item, "fence"), item["token"]["B"])
     return found == (State.RUNNING, verb.fence, verb.token)
 
 
-def transaction(members: Iterable[Item], token: str) -> Call:
-    return Call(
+def transact_call(members: Iterable[Item], token: str) -> ApiCall:
+    return ApiCall(
         "transact_write_items", {"TransactItems": list(members), "ClientRequestToken": token}
     )
 
@@ -392,5 +419,5 @@ _VERBS: dict[type, Callable[[Verbs, Any], Op[Any]]] = {
     Peek: Verbs._peek,
     AppendStep: Verbs._append_step,
     Steps: Verbs._steps,
-    Requested: Verbs._requested,
+    Requested: Verbs._request,
 }

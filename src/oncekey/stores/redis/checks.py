@@ -70,7 +70,7 @@ def _version(info: Mapping[str, str]) -> Finding:
 
 def product(info: Mapping[str, str]) -> str:
     name = info.get("server_name", "redis")
-    version = info.get(f"{name}_version") or info.get("redis_version", "of a version not told")
+    version = info.get(f"{name}_version") or info.get("redis_version", "of unknown version")
     return f"{name.capitalize()} {version}"
 
 
@@ -99,7 +99,7 @@ def _appends(info: Mapping[str, str]) -> Finding:
             "Run `redis-cli CONFIG SET appendonly yes`, then `redis-cli CONFIG REWRITE`",
             Risk.DURABILITY,
         )
-    return Finding("durability", "appendonly yes" if "aof_enabled" in info else "not told")
+    return Finding("durability", "appendonly yes" if "aof_enabled" in info else "unknown")
 
 
 def role(info: Mapping[str, str]) -> Finding:
@@ -280,7 +280,7 @@ def examination(
     if nodes[0][0]:
         about += f", {len(nodes)} nodes that hold keys"
     used = [int(server.info["used_memory"]) for _, server in nodes if "used_memory" in server.info]
-    note = "all that the server has in memory, whoever put it there"
+    note = "everything that the server has in memory, including other applications' data"
     readable = schema_found is None or schema_found[1] <= SCHEMA
     return Examination(about, collected, Size(sum(used) or None, None, note), readable)
 
@@ -319,7 +319,7 @@ def server_findings(server: ServerInfo, wait_replicas: int) -> Iterator[Finding]
 
 
 def _append_sync(server: ServerInfo) -> Finding:
-    appendfsync = server.settings.get("appendfsync", "not told")
+    appendfsync = server.settings.get("appendfsync", "unknown")
     seen = f"appendonly yes, appendfsync {appendfsync}"
     if appendfsync != "always":
         return advice(
@@ -344,7 +344,7 @@ def _replication(info: Mapping[str, str], wait_replicas: int) -> Finding:
         return advice(
             "replication",
             f"replicas: {replicas}, wait_replicas={wait_replicas}",
-            "every write waits in vain, and is told as a failure",
+            "every write waits in vain, and is reported as a failure",
             f"Start {wait_replicas - replicas} more, or lower wait_replicas in the URL",
         )
     if replicas and not wait_replicas:
@@ -400,7 +400,7 @@ def _disk(info: Mapping[str, str]) -> Finding:
 def _connections(info: Mapping[str, str], settings: Mapping[str, str]) -> Finding:
     open_now = int(info.get("connected_clients", 0))
     most = int(info.get("maxclients") or settings.get("maxclients") or 0)
-    seen = f"{open_now} of maxclients {most or 'not told'}"
+    seen = f"{open_now} of maxclients {most or 'unknown'}"
     if most and open_now > FULL_SHARE * most:
         why = "a process that cannot connect refuses its requests"
         return advice("connections", seen, why, "Run `redis-cli CONFIG SET maxclients <more>`")

@@ -329,8 +329,8 @@ class ClusterStore(RedisStore):
         except StoreUnavailable as error:  # only the check was sent
             raise StoreUnavailable(str(error), sent=False) from error
         self._checked[node] = self.durability
-        kept = self._checked.values()
-        self.durability = min(kept, key=lambda each: (each.store_crash, each.power_loss))
+        durabilities = self._checked.values()
+        self.durability = min(durabilities, key=lambda each: (each.store_crash, each.power_loss))
 
     def examine(self) -> Op[Examination]:
         yield from self._refresh_slots()

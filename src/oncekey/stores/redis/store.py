@@ -56,7 +56,7 @@ from oncekey.stores.urls import canonical_host, must_be_readable
 _LOADS: list[Command] = [("SCRIPT", "LOAD", text) for text in SCRIPTS.values()]
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:{}-]{1,64}")
-_READ, _WALK = "read", "walk"
+_READ, _SCAN = "read", "scan"
 _LANES: dict[type, str] = dict.fromkeys((Find, Peek, Steps, Requested), _READ)
 _LANES |= {Insert: "insert", Swap: "swap", AppendStep: "swap"}
 
@@ -67,7 +67,7 @@ def group_of(verb: Verb) -> str:
     # responses.
     if type(verb) is Swap and verb.lease_s is not None and verb.claim is None:
         return "renew"
-    return _LANES.get(type(verb), _WALK)
+    return _LANES.get(type(verb), _SCAN)
 
 
 class RedisStore:
@@ -148,7 +148,7 @@ class RedisStore:
 
     def perform(self, verbs: Sequence[Any]) -> Op[list[Any]]:
         kind = group_of(verbs[0])
-        if kind == _WALK:
+        if kind == _SCAN:
             outcomes = []
             for verb in verbs:
                 outcomes.append((yield from self._scanner.perform(verb)))
@@ -197,9 +197,10 @@ class RedisStore:
     def _load_scripts(
         self, commands: list[Command], replies: list[Any], tail: list[Command]
     ) -> Op[list[Any]]:
-        """Teach the server the scripts: it is new, or was restarted or flushed.
+        """Load the scripts into a server that is new, or was restarted or flushed.
 
-        What it did not know it did not do, and is asked to do again; the other replies stand.
+        Repeat only the commands that failed with NOSCRIPT: they did nothing. The other replies
+        stand.
         """
         missing = [at for at in range(len(commands)) if type(replies[at]) is NoScriptError]
         answers: list[Any] = yield [*_LOADS, *(commands[at] for at in missing), *tail]

@@ -1,1 +1,1 @@
-"""Records that only holders of a secret can read, around any other store."""
+"""Encryption at rest: records that only holders of a secret can read, in any other store."""

@@ -1,9 +1,9 @@
-"""Envelopes: bytes sealed with AES-256-GCM, each bound to its place.
+"""Envelopes: bytes encrypted with AES-256-GCM, each bound to its place.
 
     format byte | which key | id of the secret (4) | nonce (12) | ciphertext and tag (16)
 
-What an envelope is bound to (`place`) is not in it: whoever opens it says where it was found, and
-an envelope that was moved, or anything of it changed, does not open.
+The place that an envelope is bound to (`place`) is not in it: the reader says where it found the
+envelope. One that was moved or changed does not open.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ KEYS_REMEMBERED = 1_024
 
 
 @value
-class Head:
-    """What can be read of an envelope without opening it."""
+class EnvelopeHead:
+    """The part of an envelope that can be read without opening it."""
 
     opened_by: bytes
     secret_id: bytes
@@ -41,28 +41,28 @@ def _cipher(key: bytes) -> AESGCM:
     return AESGCM(key)
 
 
-def seal(key: bytes, head: Head, content: bytes, place: bytes) -> bytes:
-    """The content, for whoever has the key and finds it in its place."""
-    nonce, said = os.urandom(NONCE_BYTES), FORMAT + head.opened_by + head.secret_id
-    return b"".join((said, nonce, _cipher(key).encrypt(nonce, content, said + place)))
+def seal(key: bytes, head: EnvelopeHead, content: bytes, place: bytes) -> bytes:
+    """Encrypt the content for holders of the key who find it in its place."""
+    nonce, header = os.urandom(NONCE_BYTES), FORMAT + head.opened_by + head.secret_id
+    return b"".join((header, nonce, _cipher(key).encrypt(nonce, content, header + place)))
 
 
-def read_head(envelope: bytes) -> Head:
+def read_head(envelope: bytes) -> EnvelopeHead:
     if envelope[:1] != FORMAT or len(envelope) < _HEAD_BYTES + NONCE_BYTES:
         raise CorruptRecord(
-            f"what is kept begins with {envelope[:2].hex() or 'nothing'} and is no envelope: it "
-            "was written without sealing, by a newer release, or by something else"
+            f"stored content begins with {envelope[:2].hex() or 'nothing'} and is not an envelope: "
+            "it was written without sealing, by a newer release, or by something else"
         )
-    return Head(envelope[1:2], envelope[2:_HEAD_BYTES])
+    return EnvelopeHead(envelope[1:2], envelope[2:_HEAD_BYTES])
 
 
 def open_envelope(key: bytes, envelope: bytes, place: bytes) -> bytes:
-    """The content; raises `CorruptRecord` for what is not as it was sealed."""
+    """Decrypt the content; raise `CorruptRecord` if the envelope was moved or changed."""
     read_head(envelope)
     nonce_end = _HEAD_BYTES + NONCE_BYTES
-    said, nonce = envelope[:_HEAD_BYTES], envelope[_HEAD_BYTES:nonce_end]
+    header, nonce = envelope[:_HEAD_BYTES], envelope[_HEAD_BYTES:nonce_end]
     try:
-        return _cipher(key).decrypt(nonce, envelope[nonce_end:], said + place)
+        return _cipher(key).decrypt(nonce, envelope[nonce_end:], header + place)
     except InvalidTag:
         raise CorruptRecord(
             "a sealed record does not open: something other than oncekey has changed it, or moved "

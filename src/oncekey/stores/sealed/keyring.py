@@ -1,12 +1,13 @@
-"""The book of a sealed store: its id key, wrapped by each secret that is in use.
+"""The key ring of a sealed store: its id key, wrapped by each secret in use.
 
-The id key is made once, for hashed ids must never change: a retry would not find its record. So it
-is not derived from a secret, which do change, but kept here, once per secret. Whoever opens the
-book adds the secrets that it knows and the book does not: from then on either of them opens it.
+The id key is created once, because hashed ids must never change: a retry would not find its record.
+So it is not derived from a secret, which do change, but stored here, once per secret. A process
+that opens the key ring adds the secrets that it knows and the key ring lacks: from then on each of
+them opens it.
 
-It is one record at `notice.NOTICE_ID`, which is made and changed by compare-and-set like any other.
-Of processes that make it at once the first to complete it wins, and none waits for another that may
-have died over it.
+The key ring is one record at `notice.NOTICE_ID`, created and changed by compare-and-set like any
+other. Of processes that create it at the same time, the first to complete it wins, and none waits
+for another that may have died in between.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncekey._core.notice import BOOK, NEVER_SEALED, NOTICE_ID, notice_claim
+from oncekey._core.notice import KEYRING, NEVER_SEALED, NOTICE_ID, notice_claim
 from oncekey._core.op import Op
 from oncekey._core.record import TOKEN_BYTES, Record, State
 from oncekey._core.reserved_records import reserved_swap
@@ -25,118 +26,123 @@ from oncekey._core.values import value
 from oncekey._core.verbs import Done, Find, Insert, Scan
 from oncekey.errors import CorruptRecord, Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import Store
-from oncekey.stores.sealed.envelope import Head, new_key, open_envelope, seal
+from oncekey.stores.sealed.envelope import EnvelopeHead, new_key, open_envelope, seal
 
 ROUNDS_MAX = 16
-KEPT_S = 100 * 365 * 86_400.0
-"""For how long the book is kept, counted from when somebody last wrote in it."""
-KEPT_S_MIN = KEPT_S / 2
+RETENTION_S = 100 * 365 * 86_400.0
+"""How long the key ring is kept, counted from its last write."""
+RETENTION_S_MIN = RETENTION_S / 2
 _WRAPPED = b"w"
 _PLACE = b"oncekey/book/1"
 
 
 @value
-class Book:
-    """What the book says to whoever has one of its secrets."""
+class Keyring:
+    """The content of the key ring, opened by one of its secrets."""
 
     id_key: bytes
     wraps: Mapping[bytes, bytes]
-    """By the ids of the secrets."""
+    """The wrapped id key, by the id of each secret."""
 
 
-def open_book(store: Store, secrets: Sequence[Secret], known: bytes | None) -> Op[bytes]:
-    """The id key. Makes the book where there is none yet, and adds the secrets that it lacks.
+def open_keyring(store: Store, secrets: Sequence[Secret], known: bytes | None) -> Op[bytes]:
+    """Return the id key. Create the key ring if there is none, and add the secrets that it lacks.
 
-    `known` is the id key that this process has worked with so far: another one is refused, and a
-    book that was lost is written again. Raises `StoreUnfit`.
+    `known` is the id key that this process has used so far: a different one is refused, and a lost
+    key ring is written again. Raise `StoreUnfit`.
     """
     for _ in range(ROUNDS_MAX):
-        found = yield from find_book(store)
-        made = found is not None and found.state is State.COMPLETED
-        if not made and known is None and not (yield from _is_new(store)):
+        found = yield from find_keyring(store)
+        is_complete = found is not None and found.state is State.COMPLETED
+        if not is_complete and known is None and not (yield from _is_new(store)):
             continue
         if found is None:
-            yield from store.perform([Insert(notice_claim(BOOK, _token(), KEPT_S))])
+            yield from store.perform([Insert(notice_claim(KEYRING, _token(), RETENTION_S))])
             continue
-        book = read_book(found, secrets) if made else Book(known or new_key(), {})
-        if known is not None and known != book.id_key:
+        keyring = read_keyring(found, secrets) if is_complete else Keyring(known or new_key(), {})
+        if known is not None and known != keyring.id_key:
             raise StoreUnfit(
                 "the store has another id key than when this process started: it was emptied or "
-                "exchanged. Start this process again"
+                "replaced. Restart this process"
             )
-        lacking = [secret for secret in secrets if secret.id not in book.wraps]
-        lasts = made and found.expires_in_s > KEPT_S_MIN
-        if lasts and not lacking:
-            return book.id_key
-        wraps = {**book.wraps, **{secret.id: _wrap(secret, book.id_key) for secret in lacking}}
-        if (yield from write_book(store, found, wraps)):
-            return book.id_key
-    raise _contended()
+        lacking = [secret for secret in secrets if secret.id not in keyring.wraps]
+        lasts_long_enough = is_complete and found.expires_in_s > RETENTION_S_MIN
+        if lasts_long_enough and not lacking:
+            return keyring.id_key
+        wraps = {
+            **keyring.wraps,
+            **{secret.id: _wrap(secret, keyring.id_key) for secret in lacking},
+        }
+        if (yield from write_keyring(store, found, wraps)):
+            return keyring.id_key
+    raise _contention_error()
 
 
-def find_book(store: Store) -> Op[Record | None]:
-    """The book's record, also one that is not finished; None where there is none."""
+def find_keyring(store: Store) -> Op[Record | None]:
+    """Return the key ring's record, finished or not; None if there is none."""
     [found] = yield from store.perform([Find(NOTICE_ID)])
-    if found is not None and found.operation != BOOK:
+    if found is not None and found.operation != KEYRING:
         raise StoreUnfit(
-            "the store was used without sealing: its records would not be found any more. Seal a "
-            "store that is empty (docs/sealed.md)"
+            "the store was used without sealing: its records would no longer be found. Seal an "
+            "empty store (docs/sealed.md)"
         )
     record: Record | None = found
     return record
 
 
 def _is_new(store: Store) -> Op[bool]:
-    """Whether nothing was ever kept here; raises `StoreUnfit` where something is, and no book that
-    is finished: nobody keeps anything before it is.
+    """Return whether the store has no records; raise `StoreUnfit` if it has some without a finished
+    key ring, since no process writes before the key ring is finished.
 
-    False if one came in between.
+    Return False if another process created one in between.
     """
     [records] = yield from store.perform([Scan(len(NEVER_SEALED) + 1)])
     if all(record.id in NEVER_SEALED for record in records):
         return True
-    found = yield from find_book(store)
+    found = yield from find_keyring(store)
     if found is not None and found.state is State.COMPLETED:
         return False
     raise StoreUnfit(
-        "the store holds records, but not the id key that sealed ones are found by. If they are "
-        "not sealed: seal a store that is empty, or wait until they have expired and run `oncekey "
-        "sweep`. If they are, the store has lost its book: restore it (docs/sealed.md)"
+        "the store holds records, but not the id key that finds sealed ones. If they are not "
+        "sealed: seal an empty store, or wait until they have expired and run `oncekey sweep`. If "
+        "they are sealed, the store has lost its id key: restore it (docs/sealed.md)"
     )
 
 
 # ------------------------------------------------------------------------------------- reading
 
 
-def read_book(found: Record, secrets: Sequence[Secret]) -> Book:
-    """What stands in a book that is finished."""
+def read_keyring(found: Record, secrets: Sequence[Secret]) -> Keyring:
+    """Open a finished key ring with one of the secrets."""
     wraps = read_wraps(found)
     for secret in secrets:
         if secret.id in wraps:
             try:
-                return Book(open_envelope(secret.wrapping, wraps[secret.id], _PLACE), wraps)
+                return Keyring(open_envelope(secret.wrapping, wraps[secret.id], _PLACE), wraps)
             except CorruptRecord as error:
                 raise StoreUnfit(f"the id key of the sealed store: {error}") from error
     raise StoreUnfit(
-        "none of the secrets that were given opens this store: they are "
+        "none of this process's secrets opens this store: they are "
         f"{_ids(secret.id for secret in secrets)}, it is opened by {_ids(wraps)}. Nothing was run "
-        "or changed; give one of those"
+        "or changed; add one of those"
     )
 
 
 def read_wraps(found: Record) -> dict[bytes, bytes]:
-    """The wrapped id keys, by the ids of their secrets."""
+    """Return the wrapped id keys, by the ids of their secrets."""
     body = found.answer and found.answer.body
     try:
-        said: Any = json.loads(body or b"")
-        if said["version"] != 1:
-            raise ValueError(f"version {said['version']}")
+        content: Any = json.loads(body or b"")
+        if content["version"] != 1:
+            raise ValueError(f"version {content['version']}")
         return {
             bytes.fromhex(name): base64.b64decode(wrap, validate=True)
-            for name, wrap in said["wraps"].items()
+            for name, wrap in content["wraps"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreUnfit(f"the book of the sealed store cannot be read: {error!r:.200}") from error
+        raise StoreUnfit(
+            f"the key ring of the sealed store cannot be read: {error!r:.200}"
+        ) from error
 
 
 def _ids(found: Any) -> str:
@@ -146,34 +152,34 @@ def _ids(found: Any) -> str:
 # ------------------------------------------------------------------------------------- writing
 
 
-def write_book(store: Store, found: Record, wraps: Mapping[bytes, bytes]) -> Op[bool]:
-    """Replace what stands there; False if somebody else did meanwhile."""
-    said = {name.hex(): base64.b64encode(wrap).decode("ascii") for name, wrap in wraps.items()}
-    body = json.dumps({"version": 1, "wraps": said}).encode()
-    swap = reserved_swap(found, body, _token(), KEPT_S)
+def write_keyring(store: Store, found: Record, wraps: Mapping[bytes, bytes]) -> Op[bool]:
+    """Replace the key ring; return False if another process changed it meanwhile."""
+    content = {name.hex(): base64.b64encode(wrap).decode("ascii") for name, wrap in wraps.items()}
+    body = json.dumps({"version": 1, "wraps": content}).encode()
+    swap = reserved_swap(found, body, _token(), RETENTION_S)
     [outcome] = yield from store.perform([swap])
     return isinstance(outcome, Done)
 
 
-def forget(store: Store, secret_id: bytes) -> Op[None]:
-    """Take away what a secret opens the book by."""
+def remove_secret(store: Store, secret_id: bytes) -> Op[None]:
+    """Remove a secret from the key ring."""
     for _ in range(ROUNDS_MAX):
-        found = yield from find_book(store)
+        found = yield from find_keyring(store)
         wraps = {} if found is None else read_wraps(found)
         if found is None or secret_id not in wraps:
             raise Misuse(f"no secret {secret_id.hex()} opens this store")
         del wraps[secret_id]
-        if (yield from write_book(store, found, wraps)):
+        if (yield from write_keyring(store, found, wraps)):
             return
-    raise _contended()
+    raise _contention_error()
 
 
-def _contended() -> StoreUnavailable:
-    return StoreUnavailable("the book of the sealed store keeps changing", sent=True)
+def _contention_error() -> StoreUnavailable:
+    return StoreUnavailable("the key ring of the sealed store keeps changing", sent=True)
 
 
 def _wrap(secret: Secret, id_key: bytes) -> bytes:
-    return seal(secret.wrapping, Head(_WRAPPED, secret.id), id_key, _PLACE)
+    return seal(secret.wrapping, EnvelopeHead(_WRAPPED, secret.id), id_key, _PLACE)
 
 
 def _token() -> bytes:

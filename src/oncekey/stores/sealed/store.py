@@ -1,13 +1,13 @@
-"""A store whose content is sealed: around any other store, and asked like it.
+"""A store whose content is encrypted: it wraps any other store and has the same interface.
 
-Verbs are sealed on their way down and outcomes opened on their way up (`seal`); which questions are
-asked, and how they are answered, is the store's below. Whoever looks at that store sees neither
-keys, nor answers, nor whose they are.
+Verbs are sealed on their way down and outcomes opened on their way up (`verbs`); the inner store
+decides how it carries them out. Whoever can read the inner store sees neither keys nor responses,
+nor whose they are.
 
     store = oncekey.open_store("postgresql://…", secrets=os.environ["ONCEKEY_SECRETS"])
 
-A record that does not open (a secret that is gone, something that was changed) is `CorruptRecord`:
-its request is refused, never run.
+A record that does not open (its secret is missing, or it was changed) raises `CorruptRecord`: its
+request is refused, never run.
 """
 
 from __future__ import annotations
@@ -48,19 +48,27 @@ from oncekey.stores.base import (
     Transactions,
     transactions_of,
 )
-from oncekey.stores.sealed.keyring import find_book, forget, open_book, read_book, read_wraps
-from oncekey.stores.sealed.verbs import Seal, resumable
+from oncekey.stores.sealed.keyring import (
+    find_keyring,
+    open_keyring,
+    read_keyring,
+    read_wraps,
+    remove_secret,
+)
+from oncekey.stores.sealed.verbs import Seal, is_resumable
 from oncekey.stores.transactions import Hold, SqlTransactions, TransactionVerbs
 from oncekey.stores.wrapper import StoreAround
 
-_LOOK = Find(NOTICE_ID)
+_READ_NOTICE = Find(NOTICE_ID)
 
 
 class SealedStore(StoreAround):
-    """The records of another store, sealed."""
+    """Keep records in another store, encrypted."""
 
     def __init__(self, store: Store, secrets: str | Sequence[str]) -> None:
-        """`secrets`: the first seals, all of them open (`core.secret.read_secrets`)."""
+        """`secrets`: the first one seals, all of them open (`read_secrets` in
+        `_core/secrets.py`).
+        """
         super().__init__(store)
         self.secrets = read_secrets(secrets)
         self._id_key: bytes | None = None
@@ -70,14 +78,14 @@ class SealedStore(StoreAround):
         return f"SealedStore({self.inner!r})"
 
     def group(self, verb: Verb) -> Hashable:
-        """By the id that the store below knows: what lies on one server may share a group."""
+        """Group by the id that the inner store knows: records on one server may share a group."""
         seal, asked = self._seal, verb
         if seal is not None and isinstance(verb, Insert):
-            asked = Insert(replace(verb.claim, id=seal.id(verb.id)))
+            asked = Insert(replace(verb.claim, id=seal.hashed_id(verb.id)))
         elif seal is not None and isinstance(
             verb, Swap | Find | Peek | AppendStep | Steps | Requested
         ):
-            asked = replace(verb, id=seal.id(verb.id))
+            asked = replace(verb, id=seal.hashed_id(verb.id))
         return self.inner.group(asked)
 
     def connect(self) -> Connection:
@@ -87,86 +95,89 @@ class SealedStore(StoreAround):
         return await self.inner.aconnect()
 
     def prepare(self) -> Op[None]:
-        """Every connection looks at the book: a store that was exchanged must not be taken for the
-        one that this process knows.
+        """Read the key ring for every connection: a store that was replaced must not be taken for
+        the one that this process knows.
         """
         yield from self.inner.prepare()
         self.durability = self.inner.durability
-        yield from self._open()
+        yield from self._open_keyring()
 
     def migrate(self) -> Op[list[str]]:
         applied = yield from self.inner.migrate()
-        yield from self._open()
+        yield from self._open_keyring()
         return applied
 
-    def _open(self) -> Op[None]:
-        """Look at the book. Also whenever a process looks at the notice: a store that was emptied
-        beside its open connections gets its book again, before anybody makes another.
+    def _open_keyring(self) -> Op[None]:
+        """Read the key ring; also whenever a process reads the notice. A store that was emptied
+        while connections were open gets its key ring again, before another process creates a
+        different one.
         """
-        id_key = yield from open_book(self.inner, self.secrets, self._id_key)
+        id_key = yield from open_keyring(self.inner, self.secrets, self._id_key)
         if self._seal is None:
             self._id_key, self._seal = id_key, Seal(self.secrets, id_key)
 
-    def seal(self) -> Op[Seal]:
-        """What seals. A caller's transaction may be the first to ask: it opens the book and must
-        not make it, for it may be rolled back.
+    def load_seal(self) -> Op[Seal]:
+        """Return the seal. A caller's transaction may be the first to need it: it reads the key
+        ring but must not create one, because it may be rolled back.
         """
         if self._seal is None:
-            found = yield from find_book(self.inner)
+            found = yield from find_keyring(self.inner)
             if found is None or found.state is not State.COMPLETED:
                 raise StoreUnfit(
-                    "nobody has opened this sealed store yet: run `oncekey migrate` on it, with "
+                    "this sealed store has not been opened yet: run `oncekey migrate` on it, with "
                     "its secrets"
                 )
-            self._id_key = read_book(found, self.secrets).id_key
+            self._id_key = read_keyring(found, self.secrets).id_key
             self._seal = Seal(self.secrets, self._id_key)
         return self._seal
 
     # ------------------------------------------------------------------------------- secrets
 
     def secret_ids(self) -> Op[set[bytes]]:
-        """Which secrets open this store, here or elsewhere."""
-        found = yield from find_book(self.inner)
+        """Return the ids of all secrets that open this store, here or elsewhere."""
+        found = yield from find_keyring(self.inner)
         return set() if found is None else set(read_wraps(found))
 
     def forget_secret(self, secret_id: bytes) -> Op[None]:
-        """From now on this secret does not open the store; what it sealed is lost with it."""
+        """Remove a secret: it no longer opens the store, and what it sealed is lost."""
         if secret_id in {secret.id for secret in self.secrets}:
-            raise Misuse("this secret is among those that were given: take it away there first")
-        yield from forget(self.inner, secret_id)
+            raise Misuse("this process still uses this secret: remove it from its secrets first")
+        yield from remove_secret(self.inner, secret_id)
 
     # ------------------------------------------------------------------------------- perform
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
-        seal = self._seal or (yield from self.seal())
-        asked = [_SEALED[type(verb)](seal, verb) for verb in verbs]
-        if _LOOK in verbs:
-            yield from self._open()
+        seal = self._seal or (yield from self.load_seal())
+        asked = [_SEAL_VERB[type(verb)](seal, verb) for verb in verbs]
+        if _READ_NOTICE in verbs:
+            yield from self._open_keyring()
         if len(verbs) == 1:
             [outcome] = yield from self.inner.perform(asked)
-            return [(yield from self._opened(seal, verbs[0], outcome))]
+            return [(yield from self._open_outcome(seal, verbs[0], outcome))]
         outcomes: list[Any] = [AGAIN] * len(verbs)
-        places = _in_order(asked)
-        answers = yield from self.inner.perform([asked[at] for at in places])
-        for at, answer in zip(places, answers, strict=True):
+        order = _in_order(asked)
+        answers = yield from self.inner.perform([asked[at] for at in order])
+        for at, answer in zip(order, answers, strict=True):
             try:
-                outcomes[at] = yield from self._opened(seal, verbs[at], answer)
-            except StoreError:  # asked again, alone, it fails alone; the others were served
+                outcomes[at] = yield from self._open_outcome(seal, verbs[at], answer)
+            except StoreError:  # retried alone, so that only this one fails
                 outcomes[at] = AGAIN
         return outcomes
 
-    def _opened(self, seal: Seal, verb: Any, outcome: Any) -> Op[Any]:
-        opened = _OPENED.get(type(verb))
+    def _open_outcome(self, seal: Seal, verb: Any, outcome: Any) -> Op[Any]:
+        opened = _OPEN_OUTCOME.get(type(verb))
         if opened is None or outcome is AGAIN or outcome is None:
             return outcome
-        if type(verb) is Find and resumable(outcome) and seal.is_sealed(verb.id):
+        if type(verb) is Find and is_resumable(outcome) and seal.is_sealed(verb.id):
             verb = yield from self._by_real_id(seal, verb)
         return opened(seal, verb, outcome)
 
     def _by_real_id(self, seal: Seal, verb: Find) -> Op[Find]:
-        """For who finishes it without its client: the request that was kept tells the real id."""
+        """Find by the real id, which the stored request contains, to finish a record without its
+        client.
+        """
         [kept] = yield from self.inner.perform([Requested(verb.id)])
-        return verb if kept is None else Find(seal.requested(verb.id, kept).id)
+        return verb if kept is None else Find(seal.open_request(verb.id, kept).id)
 
     # --------------------------------------------------------------------------------- atomic
 
@@ -187,23 +198,22 @@ class SealedStore(StoreAround):
         return replace(verbs, hold=hold, insert_completed=insert_completed)
 
     def _hold(self, hold: Callable[[Claim], Op[Hold]], claim: Claim) -> Op[Hold]:
-        seal = yield from self.seal()
-        held = yield from hold(replace(claim, id=seal.id(claim.id)))
+        seal = yield from self.load_seal()
+        held = yield from hold(replace(claim, id=seal.hashed_id(claim.id)))
         if held.record is None:
             return held
-        return Hold(held.ours, seal.record(held.record, claim.id, claim.tenant))
+        return Hold(held.ours, seal.open_record(held.record, claim.id, claim.tenant))
 
     def _insert_completed(
         self, insert: Callable[[Claim, Swap], Op[bool]], claim: Claim, complete: Swap
     ) -> Op[bool]:
-        seal = yield from self.seal()
-        return (yield from insert(seal.claim(claim), _swap(seal, complete)))
+        seal = yield from self.load_seal()
+        return (yield from insert(seal.seal_claim(claim), _seal_swap(seal, complete)))
 
 
 def _in_order(asked: Sequence[Any]) -> list[int]:
-    """Which verbs go together, ordered by the ids that the store below knows: two processes that
-    touch the same rows must take them in one order. One id may come in two forms, hashed and not:
-    only one of them goes.
+    """Order the verbs by the ids that the inner store knows: processes that change the same rows
+    must lock them in the same order. If one id occurs in two forms, hashed and not, keep only one.
     """
     first: dict[bytes, int] = {}
     others = []
@@ -215,55 +225,57 @@ def _in_order(asked: Sequence[Any]) -> list[int]:
     return [*others, *(first[record_id] for record_id in sorted(first))]
 
 
-# ------------------------------------------------------------------------------ verbs, sealed
+# ----------------------------------------------------------------------------------- sealing verbs
 
 
-def _insert(seal: Seal, verb: Insert) -> Insert:
-    return Insert(seal.claim(verb.claim))
+def _seal_insert(seal: Seal, verb: Insert) -> Insert:
+    return Insert(seal.seal_claim(verb.claim))
 
 
-def _swap(seal: Seal, verb: Swap) -> Swap:
+def _seal_swap(seal: Seal, verb: Swap) -> Swap:
     answer = verb.answer
     if answer is not None:
         token = verb.new_token or verb.token
-        answer = seal.answer(verb.id, answer, verb.resource_id, token)
+        answer = seal.seal_answer(verb.id, answer, verb.resource_id, token)
     return replace(
         verb,
-        id=seal.id(verb.id),
-        claim=None if verb.claim is None else seal.claim(verb.claim),
+        id=seal.hashed_id(verb.id),
+        claim=None if verb.claim is None else seal.seal_claim(verb.claim),
         answer=answer,
         resource_id=None,
     )
 
 
-def _append_step(seal: Seal, verb: AppendStep) -> AppendStep:
-    return replace(verb, id=seal.id(verb.id), step=seal.step(verb.id, verb.step))
+def _seal_step(seal: Seal, verb: AppendStep) -> AppendStep:
+    return replace(verb, id=seal.hashed_id(verb.id), step=seal.seal_step(verb.id, verb.step))
 
 
-def _tally(seal: Seal, verb: Tally) -> Tally:
+def _seal_tally(seal: Seal, verb: Tally) -> Tally:
     return Tally(
-        {seal.id(given): count for given, count in verb.replays.items()},
-        {seal.id(given): count for given, count in verb.conflicts.items()},
+        {seal.hashed_id(given): count for given, count in verb.replays.items()},
+        {seal.hashed_id(given): count for given, count in verb.conflicts.items()},
     )
 
 
-def _scan(seal: Seal, verb: Scan) -> Scan:
-    """In the order of the hashed ids, and some more: what was never sealed is not shown."""
-    tenant = None if verb.tenant is None else seal.tenant(verb.tenant)
+def _seal_scan(seal: Seal, verb: Scan) -> Scan:
+    """Scan in the order of the hashed ids, and read a few more: records that are never sealed are
+    hidden.
+    """
+    tenant = None if verb.tenant is None else seal.hashed_tenant(verb.tenant)
     return replace(verb, limit=verb.limit + len(NEVER_SEALED), tenant=tenant)
 
 
-_SEALED: dict[type, Callable[[Seal, Any], Any]] = {
-    Insert: _insert,
-    Swap: _swap,
-    AppendStep: _append_step,
-    Find: lambda seal, verb: Find(seal.id(verb.id)),
-    Peek: lambda seal, verb: Peek(seal.id(verb.id)),
-    Steps: lambda seal, verb: Steps(seal.id(verb.id)),
-    Requested: lambda seal, verb: Requested(seal.id(verb.id)),
-    Tally: _tally,
-    Scan: _scan,
-    Purge: lambda seal, verb: replace(verb, tenant=seal.tenant(verb.tenant)),
+_SEAL_VERB: dict[type, Callable[[Seal, Any], Any]] = {
+    Insert: _seal_insert,
+    Swap: _seal_swap,
+    AppendStep: _seal_step,
+    Find: lambda seal, verb: Find(seal.hashed_id(verb.id)),
+    Peek: lambda seal, verb: Peek(seal.hashed_id(verb.id)),
+    Steps: lambda seal, verb: Steps(seal.hashed_id(verb.id)),
+    Requested: lambda seal, verb: Requested(seal.hashed_id(verb.id)),
+    Tally: _seal_tally,
+    Scan: _seal_scan,
+    Purge: lambda seal, verb: replace(verb, tenant=seal.hashed_tenant(verb.tenant)),
     Due: lambda seal, verb: verb,
     Sweep: lambda seal, verb: verb,
     Count: lambda seal, verb: verb,
@@ -273,35 +285,35 @@ _SEALED: dict[type, Callable[[Seal, Any], Any]] = {
 # ---------------------------------------------------------------------------- outcomes, opened
 
 
-def _found(seal: Seal, verb: Insert, outcome: Any) -> Any:
+def _open_insert(seal: Seal, verb: Insert, outcome: Any) -> Any:
     if not isinstance(outcome, Found):
         return outcome
-    return Found(seal.record(outcome.record, verb.id, verb.claim.tenant))
+    return Found(seal.open_record(outcome.record, verb.id, verb.claim.tenant))
 
 
-def _refused(seal: Seal, verb: Swap | AppendStep, outcome: Any) -> Any:
+def _open_refusal(seal: Seal, verb: Swap | AppendStep, outcome: Any) -> Any:
     if not isinstance(outcome, Refused) or outcome.record is None:
         return outcome
-    return Refused(seal.record(outcome.record, verb.id))
+    return Refused(seal.open_record(outcome.record, verb.id))
 
 
-def _scanned(seal: Seal, verb: Scan, outcome: list[Record]) -> list[Record]:
+def _open_scan(seal: Seal, verb: Scan, outcome: list[Record]) -> list[Record]:
     shown = [record for record in outcome if record.id not in NEVER_SEALED][: verb.limit]
-    return [seal.record(record, record.id, verb.tenant) for record in shown]
+    return [seal.open_record(record, record.id, verb.tenant) for record in shown]
 
 
-def _counted(seal: Seal, verb: Count, outcome: dict[State, int]) -> dict[State, int]:
+def _open_count(seal: Seal, verb: Count, outcome: dict[State, int]) -> dict[State, int]:
     """Without the book."""
     return {**outcome, State.COMPLETED: max(outcome[State.COMPLETED] - 1, 0)}
 
 
-_OPENED: dict[type, Callable[[Seal, Any, Any], Any]] = {
-    Insert: _found,
-    Swap: _refused,
-    AppendStep: _refused,
-    Find: lambda seal, verb, outcome: seal.record(outcome, verb.id),
-    Steps: lambda seal, verb, outcome: [seal.opened_step(verb.id, step) for step in outcome],
-    Requested: lambda seal, verb, outcome: seal.requested(verb.id, outcome).request,
-    Scan: _scanned,
-    Count: _counted,
+_OPEN_OUTCOME: dict[type, Callable[[Seal, Any, Any], Any]] = {
+    Insert: _open_insert,
+    Swap: _open_refusal,
+    AppendStep: _open_refusal,
+    Find: lambda seal, verb, outcome: seal.open_record(outcome, verb.id),
+    Steps: lambda seal, verb, outcome: [seal.open_step(verb.id, step) for step in outcome],
+    Requested: lambda seal, verb, outcome: seal.open_request(verb.id, outcome).request,
+    Scan: _open_scan,
+    Count: _open_count,
 }

@@ -1,1 +1,1 @@
-"""Records in a database, and stored responses in a cache before it."""
+"""Records in a database, with completed responses in a cache before it."""

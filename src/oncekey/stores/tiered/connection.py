@@ -1,7 +1,7 @@
-"""Connections of a tiered store: one to the truth and one to the cache, side by side.
+"""Connections of a tiered store: one to the database and one to the cache, side by side.
 
-What a store asks the truth passes through as it is; what it asks the cache is `Cached`. A cache
-that does not answer in time is left alone for a while, and everybody goes on without it.
+The database's questions pass through unchanged; the cache's are `CacheQuestion`s. A cache that does
+not answer in time is skipped for a while, and everything goes on without it.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from oncekey.stores.redis.connection import (
     RedisConnection,
     RedisError,
 )
-from oncekey.stores.tiered.cache_calls import Cached
+from oncekey.stores.tiered.cache import CacheQuestion
 
-REST_S = 1.0
-"""How long a cache is left alone that did not answer."""
+PAUSE_S = 1.0
+"""How long a cache is skipped after it did not answer."""
 
 
 class Cache:
-    """Where the cache is, and whether it is worth asking: shared by all connections."""
+    """The cache's address, and whether it is available: shared by all connections."""
 
     def __init__(self, endpoint: Endpoint, clock: Clock) -> None:
         self.endpoint = endpoint
         self._clock = clock
-        self._rests_until = 0.0
+        self._paused_until = 0.0
         self._outage = Outage("the cache")
 
-    def rests(self) -> bool:
-        return self._clock.monotonic() < self._rests_until
+    def is_paused(self) -> bool:
+        return self._clock.monotonic() < self._paused_until
 
-    def answered(self, replies: list[Any], question: Cached) -> list[Any]:
-        """The replies; raises if one of them is needed and none."""
+    def check_replies(self, replies: list[Any], question: CacheQuestion) -> list[Any]:
+        """Return the replies; raise if one of them is an error and was needed."""
         self._outage.record_success()
         refusals = [str(reply) for reply in replies if isinstance(reply, RedisError)]
         if refusals and question.needed:
             raise StoreUnavailable(
-                f"the cache must be told first, and refuses: {refusals[0]}", sent=False
+                f"the cache must be updated first, and refuses: {refusals[0]}", sent=False
             )
         return replies
 
-    def failed(self, error: StoreUnavailable, question: Cached) -> None:
-        """Do without; raises where that is not possible."""
-        self._rests_until = self._clock.monotonic() + REST_S
+    def pause(self, error: StoreUnavailable, question: CacheQuestion) -> None:
+        """Skip the cache for a while; raise if its answer was needed."""
+        self._paused_until = self._clock.monotonic() + PAUSE_S
         self._outage.record_failure(error)
         if question.needed:
             raise StoreUnavailable(
-                f"the cache must be told first, and does not answer: {error}", sent=False
+                f"the cache must be updated first, and does not answer: {error}", sent=False
             ) from error
 
 
@@ -64,7 +64,7 @@ class TieredConnection:
     def __init__(self, truth: Store, cache: Cache, *, must_open: bool) -> None:
         self._store = truth
         self._cache = cache
-        self._near: RedisConnection | None = None
+        self._cache_connection: RedisConnection | None = None
         self._truth: Connection | None = None
         try:
             self._truth = truth.connect()
@@ -73,7 +73,7 @@ class TieredConnection:
                 raise
 
     def ask(self, question: Any) -> Any:
-        if type(question) is Cached:
+        if type(question) is CacheQuestion:
             return self._ask_cache(question)
         truth = self._truth or self._reopen()
         try:
@@ -96,25 +96,25 @@ class TieredConnection:
         self._truth = truth
         return truth
 
-    def _ask_cache(self, question: Cached) -> list[Any] | None:
-        if self._cache.rests() and not question.needed:
+    def _ask_cache(self, question: CacheQuestion) -> list[Any] | None:
+        if self._cache.is_paused() and not question.needed:
             return None
         try:
-            self._near = self._near or self._cache.endpoint.connect()
-            replies = self._near.ask(question.commands)
+            self._cache_connection = self._cache_connection or self._cache.endpoint.connect()
+            replies = self._cache_connection.ask(question.commands)
         except StoreUnavailable as error:
-            near, self._near = self._near, None
-            if near is not None:
-                near.close()
-            self._cache.failed(error, question)
+            cache_connection, self._cache_connection = self._cache_connection, None
+            if cache_connection is not None:
+                cache_connection.close()
+            self._cache.pause(error, question)
             return None
-        return self._cache.answered(replies, question)
+        return self._cache.check_replies(replies, question)
 
     def close(self) -> None:
-        for end in (self._near, self._truth):
+        for end in (self._cache_connection, self._truth):
             if end is not None:
                 end.close()
-        self._near = self._truth = None
+        self._cache_connection = self._truth = None
 
 
 class AsyncTieredConnection:
@@ -123,7 +123,7 @@ class AsyncTieredConnection:
     def __init__(self, truth: Store, cache: Cache) -> None:
         self._store = truth
         self._cache = cache
-        self._near: AsyncRedisConnection | None = None
+        self._cache_connection: AsyncRedisConnection | None = None
         self._truth: AsyncConnection | None = None
 
     async def open(self, *, must: bool) -> None:
@@ -134,7 +134,7 @@ class AsyncTieredConnection:
                 raise
 
     async def ask(self, question: Any) -> Any:
-        if type(question) is Cached:
+        if type(question) is CacheQuestion:
             return await self._ask_cache(question)
         truth = self._truth or await self._reopen()
         try:
@@ -157,22 +157,22 @@ class AsyncTieredConnection:
         self._truth = truth
         return truth
 
-    async def _ask_cache(self, question: Cached) -> list[Any] | None:
-        if self._cache.rests() and not question.needed:
+    async def _ask_cache(self, question: CacheQuestion) -> list[Any] | None:
+        if self._cache.is_paused() and not question.needed:
             return None
         try:
-            self._near = self._near or await self._cache.endpoint.aconnect()
-            replies = await self._near.ask(question.commands)
+            self._cache_connection = self._cache_connection or await self._cache.endpoint.aconnect()
+            replies = await self._cache_connection.ask(question.commands)
         except StoreUnavailable as error:
-            near, self._near = self._near, None
-            if near is not None:
-                await near.close()
-            self._cache.failed(error, question)
+            cache_connection, self._cache_connection = self._cache_connection, None
+            if cache_connection is not None:
+                await cache_connection.close()
+            self._cache.pause(error, question)
             return None
-        return self._cache.answered(replies, question)
+        return self._cache.check_replies(replies, question)
 
     async def close(self) -> None:
-        for end in (self._near, self._truth):
+        for end in (self._cache_connection, self._truth):
             if end is not None:
                 await end.close()
-        self._near = self._truth = None
+        self._cache_connection = self._truth = None

@@ -1,19 +1,20 @@
-"""A tiered store: a database keeps the records, and a Redis beside it the answers of replays.
+"""A tiered store: a database keeps the records, and a Redis before it serves replays.
 
-Everything is decided and written by the database, the *truth*. The cache holds copies of completed
-records only, so that a replay need not go there: `Insert` looks into the cache first, and asks the
-truth for what it does not find. A record is copied when an insert has found it in the truth: then
-it is committed, which a completion within a caller's transaction need not be; and only what is
-replayed at all takes room.
+The database, the *truth*, decides and writes everything. The cache holds copies of completed
+records only, so that a replay need not query the database: `Insert` looks into the cache first, and
+asks the truth for what it does not find. A record is copied when an insert has found it in the
+truth: then it is committed, which a completion within a caller's transaction may not be; and only
+records that are replayed take up room.
 
-Whatever becomes of the cache, nothing runs twice and nobody is told a wrong answer: an entry that
-is lost, old, forged or another id's is not believed (`tiered_entry`), and then the truth is asked.
-A cache that is slow or down is left alone for a while. Two things are therefore refused while it
-does not answer, rather than done without telling it: `Purge`, and running again what completed.
+Whatever happens to the cache, nothing runs twice and no client gets a wrong response: an entry that
+is lost, old, forged or another id's is ignored (`cache`), and then the truth is asked. A cache that
+is slow or down is skipped for a while. Two things must reach the cache, and are refused while it
+does not answer: `Purge`, and running a completed operation again.
 
-Copies travel with the next question to the cache, never alone, and only where no entry is yet: so
-nobody who read a record before it changed can put the old one back. Before a record that completed
-runs again, its entry gives way to a *stop*, which keeps others from writing one for a while.
+Copies are sent with the next question to the cache, never alone, and only where there is no entry
+yet: so a process that read a record before it changed cannot put the old one back. Before a
+completed record runs again, its entry is replaced by a *stop*, which keeps other processes from
+writing one for a while.
 """
 
 from __future__ import annotations
@@ -41,31 +42,36 @@ from oncekey.stores.redis import store as redis_store
 from oncekey.stores.redis.connection import Endpoint
 from oncekey.stores.redis.verbs import Command
 from oncekey.stores.sql import check_waits
-from oncekey.stores.tiered.cache_calls import Cached
+from oncekey.stores.tiered.cache import (
+    EPOCH_BYTES,
+    CacheQuestion,
+    decode_entry,
+    encode_entry,
+    ttl_s,
+)
 from oncekey.stores.tiered.connection import AsyncTieredConnection, Cache, TieredConnection
-from oncekey.stores.tiered.entry import EPOCH_BYTES, decode_entry, encode_entry, lasts_s
 from oncekey.stores.urls import open_store
 from oncekey.stores.wrapper import StoreAround
 
 ENTRY_BYTES_MAX = 65_536
-"""A larger entry is not made: the truth serves those."""
+"""Larger entries are not cached: the truth serves those records."""
 WAITING_MAX = 256
 STOP_S = 60
 """How long a stop lasts."""
 WAITING_S_MAX = STOP_S / 2
-"""How long after the truth was asked a copy may still be written: a stop outlasts it for certain,
-whenever in between the record changed.
+"""How long after the truth was read a copy may still be written: a stop outlasts it for certain,
+whenever the record changed in between.
 """
 EPOCH_S = 30 * 86_400
-_KEPT_S = 100 * 365 * 86_400.0
+_RETENTION_S = 100 * 365 * 86_400.0
 _ROUNDS_MAX = 16
 _STOP = b"-"
-# An entry that is not believed makes room, unless it was replaced meanwhile: by a stop perhaps.
+# Remove a wrong entry, unless it was replaced meanwhile, perhaps by a stop.
 _REMOVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('UNLINK', KEYS[1]) end"
 
 
 class TieredStore(StoreAround):
-    """The records of another store, with completed ones at hand in a Redis."""
+    """Keep records in another store, with copies of completed ones in a Redis."""
 
     is_cache = True
 
@@ -77,21 +83,21 @@ class TieredStore(StoreAround):
         prefix: str = "oncekey",
         clock: Clock | None = None,
     ) -> None:
-        """`cache` may forget what it likes; its timeout bounds what a slow one costs."""
+        """`cache` may lose anything; its timeout limits what a slow cache costs."""
         super().__init__(truth)
         self._clock = clock or SystemClock()
         self._cache = Cache(cache, self._clock)
         self._prefix = f"{prefix}:tiered:"
         self._secret: bytes | None = None
         self._waiting: deque[tuple[float, Command]] = deque(maxlen=WAITING_MAX)
-        """What the next question takes along, and since when it is so. Shared by all threads."""
+        """Commands for the next question to the cache, and since when. Shared by all threads."""
 
     def __repr__(self) -> str:
         return f"TieredStore({self.truth!r}, {str(self._cache.endpoint)!r})"
 
     @property
     def truth(self) -> Store:
-        """What decides, and keeps all of it."""
+        """The store that decides, and keeps all records."""
         return self.inner
 
     def group(self, verb: Verb) -> Hashable:
@@ -108,7 +114,9 @@ class TieredStore(StoreAround):
         return connection
 
     def prepare(self) -> Op[None]:
-        """While the truth does not answer, a process that knows the key can still replay."""
+        """Prepare the truth. While it does not answer, a process that knows the MAC key can still
+        replay.
+        """
         try:
             yield from self.truth.prepare()
         except StoreUnavailable:
@@ -116,33 +124,33 @@ class TieredStore(StoreAround):
                 raise
         else:
             self.durability = self.truth.durability
-            self._secret = self._secret or (yield from self._find_secret())
+            self._secret = self._secret or (yield from self._read_secret())
 
     def migrate(self) -> Op[list[str]]:
         return self.truth.migrate()
 
-    def _find_secret(self) -> Op[bytes]:
-        """The key of the MACs: made by whoever is first, and kept in the truth."""
+    def _read_secret(self) -> Op[bytes]:
+        """Return the MAC key: the first process creates it, and the truth stores it."""
         for _ in range(_ROUNDS_MAX):
             [found] = yield from self.truth.perform([Find(MAC_KEY_ID)])
             token = os.urandom(TOKEN_BYTES)
             if found is None:
-                claim = reserved_claim(MAC_KEY_ID, "oncekey/tiered", token, _KEPT_S)
+                claim = reserved_claim(MAC_KEY_ID, "oncekey/tiered", token, _RETENTION_S)
                 yield from self.truth.perform([Insert(claim)])
                 continue
             if found.state is State.COMPLETED:
                 secret: bytes = found.answer.body
                 return secret
-            swap = reserved_swap(found, os.urandom(32), token, _KEPT_S)
+            swap = reserved_swap(found, os.urandom(32), token, _RETENTION_S)
             yield from self.truth.perform([swap])
         raise StoreUnavailable("the key of the tiered store keeps changing", sent=True)
 
     def examine_cache(self) -> Finding:
-        """What `oncekey doctor` tells of it: nothing that happens to it is unsafe."""
+        """Return the finding for `oncekey doctor`: nothing that happens to the cache is unsafe."""
         reply: Any
         try:
-            with contextlib.closing(self._cache.endpoint.connect()) as near:
-                (reply,) = near.ask([("PING",)])
+            with contextlib.closing(self._cache.endpoint.connect()) as cache_connection:
+                (reply,) = cache_connection.ask([("PING",)])
         except StoreUnavailable as error:
             reply = error
         if isinstance(reply, Exception):
@@ -150,7 +158,7 @@ class TieredStore(StoreAround):
                 "cache",
                 str(reply),
                 "replays come from the database, and a purge is refused until it answers",
-                "Start it, or put cache=… in the URL right",
+                "Start it, or correct cache=… in the URL",
             )
         return Finding("cache", f"{self._cache.endpoint} answers")
 
@@ -163,14 +171,14 @@ class TieredStore(StoreAround):
         if kind is Purge or kind is Scan or kind is Count:
             outcomes = []
             for verb in verbs:
-                outcomes.append((yield from _WHOLE[type(verb)](self, verb)))
+                outcomes.append((yield from _METHODS[type(verb)](self, verb)))
             return outcomes
-        yield from self._stop(verbs)
+        yield from self._block_copies(verbs)
         return (yield from self.truth.perform(verbs))
 
     def _insert(self, verbs: Sequence[Insert]) -> Op[list[Any]]:
         asked_at = self._clock.monotonic()
-        epochs, hits = yield from self._look(verbs)
+        epochs, hits = yield from self._read_cache(verbs)
         missing = [verb for verb in verbs if verb.id not in hits]
         if not missing:
             return [hits[verb.id] for verb in verbs]
@@ -179,92 +187,98 @@ class TieredStore(StoreAround):
         except StoreUnavailable:
             if not hits:
                 raise
-            found = [AGAIN] * len(missing)  # each alone: what was found needs no truth
+            found = [AGAIN] * len(missing)  # retried alone; the hits need no truth
         for verb, outcome in zip(missing, found, strict=True):
             epoch = epochs.get(verb.claim.tenant)
             if isinstance(outcome, Found) and epoch is not None:
-                self._copy(outcome.record, epoch, asked_at)
+                self._queue_copy(outcome.record, epoch, asked_at)
         rest = iter(found)
         return [hits[verb.id] if verb.id in hits else next(rest) for verb in verbs]
 
-    # --------------------------------------------------------------------- reading the cache
+    # ------------------------------------------------------------------------ reading the cache
 
-    def _look(self, verbs: Sequence[Insert]) -> Op[tuple[dict[str, bytes], dict[bytes, Found]]]:
-        """The epochs of the tenants, and what the cache knows of the records."""
+    def _read_cache(
+        self, verbs: Sequence[Insert]
+    ) -> Op[tuple[dict[str, bytes], dict[bytes, Found]]]:
+        """Return the epochs of the tenants, and the records that the cache has."""
         tenants = list({verb.claim.tenant for verb in verbs})
-        keys = [self._entry(verb.id) for verb in verbs]
-        ask = ("MGET", *map(self._epoch, tenants), *keys)
-        replies = yield Cached([*self._taken_along(), ask])
+        keys = [self._entry_key(verb.id) for verb in verbs]
+        ask = ("MGET", *map(self._epoch_key, tenants), *keys)
+        replies = yield CacheQuestion([*self._take_waiting(), ask])
         if replies is None or not isinstance(replies[-1], list):
             return {}, {}
-        said = dict(zip(tenants, replies[-1], strict=False))
-        epochs = {tenant: epoch for tenant, epoch in said.items() if epoch is not None}
-        for tenant in said.keys() - epochs.keys():
-            self._wait("SET", self._epoch(tenant), os.urandom(EPOCH_BYTES), "NX", "EX", EPOCH_S)
+        epochs_found = dict(zip(tenants, replies[-1], strict=False))
+        epochs = {tenant: epoch for tenant, epoch in epochs_found.items() if epoch is not None}
+        for tenant in epochs_found.keys() - epochs.keys():
+            self._queue(
+                "SET", self._epoch_key(tenant), os.urandom(EPOCH_BYTES), "NX", "EX", EPOCH_S
+            )
         hits: dict[bytes, Found] = {}
         for verb, key, entry in zip(verbs, keys, replies[-1][len(tenants) :], strict=True):
             if entry is None or entry == _STOP:
                 continue
-            record = self._believed(verb, entry, epochs.get(verb.claim.tenant))
+            record = self._decode(verb, entry, epochs.get(verb.claim.tenant))
             if record is None:
-                self._wait("EVAL", _REMOVE, 1, key, entry)
+                self._queue("EVAL", _REMOVE, 1, key, entry)
             else:
                 hits[verb.id] = Found(record)
         return epochs, hits
 
-    def _believed(self, verb: Insert, entry: bytes, epoch: bytes | None) -> Record | None:
+    def _decode(self, verb: Insert, entry: bytes, epoch: bytes | None) -> Record | None:
         if self._secret is None or epoch is None:
             return None
         return decode_entry(self._secret, verb.id, epoch, entry, self._clock.wall())
 
-    def _entry(self, record_id: bytes) -> str:
+    def _entry_key(self, record_id: bytes) -> str:
         return self._prefix + record_id.hex()
 
-    def _epoch(self, tenant: str) -> str:
+    def _epoch_key(self, tenant: str) -> str:
         return f"{self._prefix}epoch:{hashlib.sha256(as_bytes(tenant)).hexdigest()}"
 
-    # --------------------------------------------------------------------- writing the cache
+    # ------------------------------------------------------------------------ writing the cache
 
-    def _wait(self, *command: Any, since: float | None = None) -> None:
-        """Let the next question to the cache take something along."""
+    def _queue(self, *command: Any, since: float | None = None) -> None:
+        """Send a command with the next question to the cache."""
         self._waiting.append((self._clock.monotonic() if since is None else since, command))
 
-    def _taken_along(self) -> list[Command]:
-        """What waits, without what has waited for too long."""
+    def _take_waiting(self) -> list[Command]:
+        """Take the waiting commands, without those that have waited too long."""
         since, taken = self._clock.monotonic() - WAITING_S_MAX, []
-        with contextlib.suppress(IndexError):  # there is no more of it, or others took it
+        with contextlib.suppress(IndexError):  # empty, or another thread took the rest
             for _ in range(WAITING_MAX):
                 taken.append(self._waiting.popleft())
         return [command for asked_at, command in taken if asked_at > since]
 
-    def _copy(self, record: Record, epoch: bytes, asked_at: float) -> None:
-        """Let a copy be taken along of what the truth said when it was asked."""
-        seconds = int(lasts_s(record))
+    def _queue_copy(self, record: Record, epoch: bytes, asked_at: float) -> None:
+        """Queue a copy of a record that the truth returned at `asked_at`."""
+        seconds = int(ttl_s(record))
         if seconds <= 0 or record.answer is None or self._secret is None:
             return
         entry = encode_entry(self._secret, record, record.answer, epoch, self._clock.wall())
         if len(entry) <= ENTRY_BYTES_MAX:
-            key = self._entry(record.id)
-            self._wait("SET", key, entry, "NX", "EX", seconds, since=asked_at)
+            key = self._entry_key(record.id)
+            self._queue("SET", key, entry, "NX", "EX", seconds, since=asked_at)
 
-    def _stop(self, verbs: Sequence[Verb]) -> Op[None]:
-        """Before what completed changes: take its entries away, and let nobody write one."""
+    def _block_copies(self, verbs: Sequence[Verb]) -> Op[None]:
+        """Before completed records change: remove their entries, and keep others from writing new
+        ones.
+        """
         stops: list[Command] = [
-            ("SET", self._entry(verb.id), _STOP, "EX", STOP_S)
+            ("SET", self._entry_key(verb.id), _STOP, "EX", STOP_S)
             for verb in verbs
             if type(verb) is Swap
             and verb.state is State.COMPLETED
-            and verb.when is not When.EXPIRED  # its entry has ended before
+            and verb.when is not When.EXPIRED  # its entry has ended already
             and verb.id not in (NOTICE_ID, MAC_KEY_ID)
         ]
         if stops:
-            yield Cached(stops, needed=True)
+            yield CacheQuestion(stops, needed=True)
 
     # ------------------------------------------------------------------- verbs over all records
 
     def _purge(self, verb: Purge) -> Op[int]:
-        """A new epoch before, so that no entry is told any more; and after, so that what was read
-        meanwhile counts for nothing.
+        """Set a new epoch before, so that no entry is served any more; and after, so that copies
+        read in between do not count.
         """
         yield self._new_epoch(verb.tenant)
         [purged] = yield from self.truth.perform([verb])
@@ -274,9 +288,9 @@ class TieredStore(StoreAround):
             raise StoreUnavailable(str(error), sent=True) from error
         return int(purged)
 
-    def _new_epoch(self, tenant: str) -> Cached:
-        epoch = ("SET", self._epoch(tenant), os.urandom(EPOCH_BYTES), "EX", EPOCH_S)
-        return Cached([epoch], needed=True)
+    def _new_epoch(self, tenant: str) -> CacheQuestion:
+        epoch = ("SET", self._epoch_key(tenant), os.urandom(EPOCH_BYTES), "EX", EPOCH_S)
+        return CacheQuestion([epoch], needed=True)
 
     def _scan(self, verb: Scan) -> Op[list[Record]]:
         [records] = yield from self.truth.perform([replace(verb, limit=verb.limit + 1)])
@@ -291,7 +305,7 @@ class TieredStore(StoreAround):
         return found
 
 
-_WHOLE: dict[type, Any] = {
+_METHODS: dict[type, Any] = {
     Purge: TieredStore._purge,
     Scan: TieredStore._scan,
     Count: TieredStore._count,
@@ -306,18 +320,18 @@ _OPTIONS = ("cache", "cache_timeout_s")
 
 
 def open_url(url: str) -> TieredStore:
-    """`tiered+postgresql://user:password@host/database?cache=redis://host:6379/0`.
+    """Open `tiered+postgresql://user:password@host/database?cache=redis://host:6379/0`.
 
-    Behind `tiered+` stands the URL of the truth. `cache` is the URL of one Redis or Valkey, with
-    what is special in it percent-encoded; `cache_timeout_s` how long it may take to answer.
+    The URL of the truth follows `tiered+`. `cache` is the URL of one Redis or Valkey, with special
+    characters percent-encoded; `cache_timeout_s` is how long it may take to answer.
     """
     place, _, query = url.removeprefix(SCHEME).partition("?")
     ours: dict[str, str] = {}
-    others = []  # as they are written: each store reads its own in its own way
+    others = []  # unparsed: each store reads its own options
     for option in filter(None, query.split("&")):
         name, _, text = option.partition("=")
         if name in _OPTIONS:
-            ours[name] = unquote(text)  # a `+` is one: passwords have them
+            ours[name] = unquote(text)  # a `+` stays a `+`: passwords have them
         else:
             others.append(option)
     if not ours.get("cache"):

@@ -1,4 +1,4 @@
-"""The contract of `oncekey.stores.base` as tests: what any store, ours or yours, has to pass.
+"""The contract of `oncekey.stores.base` as tests that every store has to pass, ours and yours.
 
 Subclass `StoreContract` in a test module, under a name that pytest collects, and give it a
 `subject`: your store, empty, and a way to let its time pass.
@@ -12,15 +12,14 @@ Subclass `StoreContract` in a test module, under a name that pytest collects, an
             store = MyStore(tmp_path)                         # migrated, empty, for this test alone
             return Subject(store, elapse=store.pretend)       # pretend(60): a minute has passed
 
-`elapse(seconds)` makes the store believe that time has passed; with a negative number, that its
-clock was set back. Shifting every deadline and date that it keeps the other way does as well.
-A store that observes leases says `observed=True`, and lets its observer's time pass too.
-Without `elapse` the suite really waits: it then takes minutes, and the tests of a clock that is set
-back are skipped.
+`elapse(seconds)` makes the store believe that time has passed or, with a negative number, that its
+clock was set back. You can also shift every stored deadline and date the other way. A store that
+observes leases passes `observed=True`, and lets its observer's time pass too. Without `elapse` the
+suite really waits: it then takes minutes, and the tests of a clock that is set back are skipped.
 
-Every test runs over both faces of the store: `Gatherer` for threads and `AsyncGatherer` for event
-loops. A test that fails names the sentence that the store breaks. To run one subject alone,
-subclass its class, for example `InsertContract`.
+Every test runs over both interfaces of the store: `Gatherer` for threads and `AsyncGatherer` for
+event loops. A failing test's name is the sentence of the contract that the store breaks. To run one
+part alone, subclass its class, for example `InsertContract`.
 """
 
 import pytest
@@ -86,4 +85,4 @@ class StoreContract(
     BatchContract,
     RaceContract,
 ):
-    """All of it."""
+    """The whole contract."""

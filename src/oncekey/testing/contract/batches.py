@@ -34,13 +34,15 @@ from oncekey.testing.contract.subject import Case, Contract, new_id, new_token
 
 CROWD = 300  # more than one batch may hold
 
-# Texts that some engines cannot keep. A store may take them or raise, but must not change them, nor
-# let those suffer who came along.
+# Texts that some engines cannot store. A store may accept or refuse them, but must not change them,
+# nor fail other verbs of the same batch.
 AWKWARD = {"half a surrogate pair": "a\ud800b", "a NUL": "a\x00b", "both": "\x00\udfff"}
 
 
 def is_kept(case: Case, claim: Claim, outcome: Any) -> bool:
-    """Whether a claim that may be awkward was taken, having changed nothing otherwise."""
+    """Return whether a claim with an awkward text was stored; if not, nothing else may have
+    changed.
+    """
     if isinstance(outcome, Exception):
         assert not isinstance(outcome, StoreUnavailable), outcome
         assert case.ask(Find(claim.id)) is None
@@ -61,7 +63,7 @@ class BatchContract(Contract):
         assert [record.fence for record in found] == [outcome.fence for outcome in outcomes]
 
     def test_claims_that_differ_in_everything_share_a_batch(self, case: Case) -> None:
-        """What most of them say may be kept in less room: each is found as it was given."""
+        """Usual values may be stored in less space: each claim is found as it was given."""
         usual = case.claim(lease_s=30.0, retention_s=86_400.0)
         ways: list[dict[str, Any]] = [
             {},
@@ -205,7 +207,7 @@ class BatchContract(Contract):
 
     @pytest.mark.parametrize("text", AWKWARD.values(), ids=list(AWKWARD))
     def test_a_bad_completion_leaves_the_record_running(self, case: Case, text: str) -> None:
-        """It may then be released, or completed with something that can be kept."""
+        """It may then be released, or completed with something that can be stored."""
         record, neighbour = case.begin(), case.begin()
         swaps = [case.complete(record, resource_id=text), case.complete(neighbour)]
         outcome, beside = case.together(swaps)

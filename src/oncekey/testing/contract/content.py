@@ -1,4 +1,4 @@
-"""Content: what is replayed is what was kept, byte for byte, and no two texts are one."""
+"""Content: replays are byte for byte what was stored, and no two texts are confused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TENANTS = [
     "colon:slash/hash#at@",
     "$1 ? :name %s {0}",
     "Zürich-東京-🗝",
-    "e\u0301",  # an accent of its own: not the letter é
+    "e\u0301",  # a combining accent: not the letter é
     " leading",
     "trailing ",
     "tab\tand\nnewline",
@@ -72,7 +72,7 @@ class ContentContract(Contract):
     @pytest.mark.parametrize("body", BODIES.values(), ids=list(BODIES))
     def test_bodies_are_kept_byte_for_byte(self, case: Case, body: bytes | None) -> None:
         kept = case.done(case.complete(case.begin(), Answer(200, (), body))).answer
-        # Compared outside the assertion: showing where two long bodies differ can take minutes.
+        # Compare outside the assertion: showing where two long bodies differ can take minutes.
         unchanged = kept is not None and kept.body == body
         assert unchanged
 

@@ -1,4 +1,4 @@
-"""Fences and tokens: what an attempt writes after it lost its record has no effect."""
+"""Fences and tokens: an attempt that has lost its record can no longer write to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ZOMBIE = Answer(200, (), b"too late")
 
 
 def late_writes(case: Case, owned: Record) -> list[Verb]:
-    """Everything that an attempt may still try after it lost its record."""
+    """Return everything that an attempt may still try after it lost its record."""
     return [
         case.renew(owned),
         case.complete(owned, ZOMBIE),
@@ -66,7 +66,7 @@ class FenceContract(Contract):
             case.refused(verb, new)
 
     def test_p2_after_doubt_the_old_owner_writes_nothing(self, case: Case) -> None:
-        """An unknown is for the operator to resolve, not for a zombie to complete."""
+        """An unknown outcome is for the operator to resolve, not for a zombie to complete."""
         old = case.begin()
         case.lapse()
         unknown = case.done(case.doubt(old))
@@ -111,7 +111,7 @@ class FenceContract(Contract):
             case.refused(verb, new)
 
     def test_the_token_alone_tells_two_owners_of_one_fence(self, case: Case) -> None:
-        """A store that was restored may hand a fence out again; the token is random."""
+        """A store restored from a backup may reuse a fence; the token is random."""
         new = case.begin()
         old = dataclasses.replace(new, token=bytes(len(new.token)))
         for verb in late_writes(case, old):
@@ -121,7 +121,7 @@ class FenceContract(Contract):
     def test_p2_an_attempt_whose_lease_is_over_may_still_complete(
         self, case: Case, passed: str
     ) -> None:
-        """Nobody took it over: its answer is the only one there is."""
+        """If nobody took it over, its response is the only one."""
         record = case.begin()
         case.lapse() if passed == "lapsed" else case.expire()
         after = case.done(case.complete(record))
@@ -166,7 +166,7 @@ class FenceContract(Contract):
         assert not took_effect(loser, taken)
 
     def test_a_refusal_tells_what_stands_there_instead(self, case: Case) -> None:
-        """The loser of a race answers from it, with no second round trip."""
+        """The loser of a race uses it as its answer, without a second round trip."""
         owned = case.begin()
         case.done(case.complete(owned))
         outcome = case.ask(case.complete(owned, ZOMBIE))

@@ -1,4 +1,4 @@
-"""Insert: write a new running record, or find the one that is there and write nothing."""
+"""Insert: write a new running record, or find the existing one and write nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class InsertContract(Contract):
 
     @pytest.mark.parametrize("state", State)
     def test_what_is_there_is_found_and_nothing_is_written(self, case: Case, state: State) -> None:
-        """Above all not the beat and the deadlines: a retry is no renewal."""
+        """In particular not the beat and the deadlines: a retry is not a renewal."""
         there = case.stage(state)
         case.elapse(case.lease_s / 2)
         before = case.find(there.id)
@@ -71,7 +71,7 @@ class InsertContract(Contract):
         assert outcome.record.answer == there.answer
 
     def test_a_completed_record_is_found_with_its_answer(self, case: Case) -> None:
-        """One round trip is all that a replay costs."""
+        """A replay costs only one round trip."""
         there = case.stage(State.COMPLETED)
         outcome = case.ask(Insert(case.rival(there)))
         assert isinstance(outcome, Found)

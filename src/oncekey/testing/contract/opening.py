@@ -28,7 +28,7 @@ from oncekey.testing.contract.subject import Case, Contract, new_id
 
 
 def one_of_each(case: Case) -> list[Verb]:
-    """Every kind of verb, none of them in another's way."""
+    """Return one verb of every kind; none affects another."""
     records = [case.begin() for _ in range(4)]
     step = Step("charge", b"d", b"r")
     return [
@@ -63,7 +63,7 @@ class OpeningContract(Contract):
             assert case.drive(case.subject.store.prepare()) is None
 
     def test_migrating_again_applies_nothing_and_loses_nothing(self, case: Case) -> None:
-        """Also beside code that runs: its records and its connections stay."""
+        """Also beside running code: its records and its connections stay."""
         record = case.begin()
         case.drive(case.subject.store.migrate())
         assert case.drive(case.subject.store.migrate()) == []

@@ -1,4 +1,4 @@
-"""Purge: the content of a tenant goes, the fact stays, and nothing runs a second time."""
+"""Purge: a tenant's content goes, the facts stay, and nothing runs a second time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PurgeContract(Contract):
         assert after.expires_in_s == case.about(before.expires_in_s)
 
     def test_steps_are_blanked_too_and_none_is_taken_again(self, case: Case) -> None:
-        """What is left of them says that they were begun: a retry repeats none of them."""
+        """They still say that they were begun: a retry repeats none of them."""
         record = case.begin(case.claim(tenant="leaving"))
         for step in (Step("charge", b"d" * 300, b"card"), Step("mail", b"", None)):
             case.ask(AppendStep(record.id, record.fence, record.token, step))
@@ -77,7 +77,7 @@ class PurgeContract(Contract):
 
     @pytest.mark.parametrize("way", ["run again", "start over"])
     def test_what_runs_again_after_a_purge_can_be_purged_again(self, case: Case, way: str) -> None:
-        """It has a new answer, which is as private as the first."""
+        """It has a new response, as private as the first."""
         record = stage(case, State.RELEASED)
         assert case.ask(Purge("leaving", 10)) == 1
         if way == "start over":

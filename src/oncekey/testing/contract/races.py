@@ -1,4 +1,4 @@
-"""Races: whatever happens at the same time, exactly one wins, and the others are told who."""
+"""Races: of writes at the same time exactly one wins, and the losers learn which."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class RaceContract(Contract):
         assert case.ask(Count())[State.RUNNING] == renewed
 
     def test_inserts_beside_a_sweep_insert_or_find(self, case: Case) -> None:
-        """A record that is removed between looking and reading is no reason to fail."""
+        """A record removed between the conflict and the read is no reason to fail."""
         records = [case.begin() for _ in range(RECORDS)]
         case.expire()
         verbs: list[Verb] = []
@@ -179,6 +179,6 @@ class RaceContract(Contract):
             case.begin()
         case.expire()
         swept = case.together([Sweep(5)] * 6, gatherers=2)
-        rest = case.ask(Sweep(RECORDS))  # a sweep may leave to another what it is removing
+        rest = case.ask(Sweep(RECORDS))  # a sweep may skip records that another sweep is removing
         assert sum(swept) + rest == RECORDS
         assert case.ask(Count())[State.RUNNING] == 0

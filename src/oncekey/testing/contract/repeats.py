@@ -21,7 +21,7 @@ class RepeatContract(Contract):
             return
         after = case.done(swap)
         again = case.ask(swap)
-        if name in ("renew", "lapse"):  # renewing twice is renewing
+        if name in ("renew", "lapse"):  # a second renewal is just a renewal
             assert again == Done(after.fence)
             return
         assert isinstance(again, Refused)

@@ -1,4 +1,4 @@
-"""Kept requests: what it takes to finish an attempt without its client, for as long as it runs."""
+"""Kept requests: what it takes to finish an attempt without its client, stored while it runs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class RequestContract(Contract):
     def test_the_next_claim_brings_its_own(
         self, case: Case, way: str, request_bytes: bytes | None
     ) -> None:
-        """Or none: then there is none, as that of another request would be wrong."""
+        """If it brings none, there is none: another claim's request would be wrong."""
         record = begin(case)
         match way:
             case "take over":
@@ -142,7 +142,7 @@ class RequestContract(Contract):
     # -------------------------------------------------------------------------------- batches
 
     def test_each_of_a_crowd_has_its_own(self, case: Case) -> None:
-        """With and without one, beyond what one batch may hold."""
+        """With and without a request, beyond what one batch may hold."""
         sizes = [None, 0, 10, BATCH_BYTES_MAX // 4] * 6
         claims = [
             case.claim(request=None if size is None else bytes((number,)) * size)
@@ -151,7 +151,7 @@ class RequestContract(Contract):
         outcomes = case.together([Insert(claim) for claim in claims])
         assert {type(outcome) for outcome in outcomes} == {Inserted}
         asked = case.together([Requested(claim.id) for claim in claims])
-        # Compared outside the assertion: showing where long bytes differ can take minutes.
+        # Compare outside the assertion: showing where long bytes differ can take minutes.
         same = [one == claim.request for one, claim in zip(asked, claims, strict=True)]
         assert all(same), same
         found = case.together([Insert(case.claim(id=claim.id)) for claim in claims])

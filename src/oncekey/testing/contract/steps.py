@@ -1,4 +1,4 @@
-"""Steps: kept under the fence, in the order in which they began, for the attempts that follow."""
+"""Steps: stored under the fence, in the order in which they began, for the following attempts."""
 
 from __future__ import annotations
 

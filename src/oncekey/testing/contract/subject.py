@@ -1,4 +1,6 @@
-"""What the tests hold in their hands: a store, one of its two faces, and records to begin with."""
+"""What the contract's tests work with: a store, its sync and async faces, and ready-made
+records.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,16 @@ _chance = random.SystemRandom()  # ids must differ even where a test runner seed
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A store under test: empty, ready to be used, and for this test alone."""
+    """A store under test: empty, ready to use, and for this test alone."""
 
     store: Store
     elapse: Callable[[float], None] = time.sleep
-    """Make the store believe that so many seconds have passed; less than 0: was set back."""
+    """Makes the store believe that so many seconds have passed, or with a negative number that its
+    clock was set back.
+    """
     observed: bool = False
-    """Whether leases are observed (P8), not measured by a clock of the store's: no clock can then
-    be set back under one, and no deadline be further away than one lease.
+    """Whether leases are observed (P8) instead of measured by the store's clock: setting a clock
+    back then affects no lease, and no deadline can be further away than one lease.
     """
 
     @property
@@ -46,29 +50,29 @@ class Subject:
         return self.elapse is time.sleep
 
 
-# ------------------------------------------------------------------------------------ the two faces
+# ----------------------------------------------------------------------------------- the two faces
 
 
 class Face(Protocol):
-    """A store, asked by plain calls, whatever its colour."""
+    """A store behind plain calls, sync or async."""
 
     def ask(self, verb: Verb) -> Any:
-        """The outcome of one verb."""
+        """Return the outcome of one verb."""
 
     def together(self, verbs: Sequence[Verb], gatherers: int = 1) -> list[Any]:
-        """The outcomes of verbs asked at the same time, exceptions among them as values.
+        """Return the outcomes of verbs asked at the same time, with exceptions as values.
 
-        They are dealt out in turn to so many gatherers, each with connections of its own.
+        The verbs are dealt out in turn to so many gatherers, each with connections of its own.
         """
 
     def drive(self, op: Op[T]) -> T:
-        """Carry out an operation of the store on a connection that is made for it."""
+        """Carry out an operation of the store on a new connection."""
 
     def close(self) -> None: ...
 
 
 class SyncFace:
-    """Asked by threads."""
+    """Asks from threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -104,7 +108,7 @@ class SyncFace:
 
 
 class AsyncFace:
-    """Asked by tasks of an event loop that runs only while somebody asks."""
+    """Asks from tasks of an event loop that runs only during the call."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -151,14 +155,14 @@ FACES: dict[str, Callable[[Store], Face]] = {"sync": SyncFace, "async": AsyncFac
 
 
 class Case:
-    """A store under test, and short ways to bring records into every state."""
+    """A store under test, with short ways to bring records into every state."""
 
     def __init__(self, subject: Subject, face: Face) -> None:
         self.subject = subject
         self.ask = face.ask
         self.together = face.together
         self.drive = face.drive
-        # Real waiting must be short, and yet long enough for a slow machine not to lose a lease.
+        # Real waiting must be short, yet long enough that a slow machine does not lose a lease.
         self.lease_s, self.retention_s = (2.0, 3.0) if subject.sleeps else (30.0, 600.0)
         self.tolerance_s = self.lease_s / 5
 
@@ -168,11 +172,11 @@ class Case:
         self.subject.elapse(seconds)
 
     def lapse(self) -> None:
-        """Let every lease run out, and no retention."""
+        """Let every lease run out, but no retention."""
         self.elapse(self.lease_s)
 
     def expire(self) -> None:
-        """Let everything run out, also where a store keeps it a little longer than it must."""
+        """Let everything run out, even where a store keeps it a little longer than required."""
         self.elapse(self.lease_s + self.retention_s + self.tolerance_s)
 
     def set_back(self, seconds: float) -> None:
@@ -185,33 +189,33 @@ class Case:
         return self.subject.observed
 
     def about(self, seconds: float) -> Any:
-        """Equal to a time left that was read a moment ago."""
+        """Return a value that equals a remaining time read a moment ago."""
         return pytest.approx(seconds, abs=self.tolerance_s)
 
     # ----------------------------------------------------------------------------------- records
 
     def claim(self, **changes: Any) -> Claim:
-        """As `new_claim`, for as long as this store's time can be made to pass."""
+        """Return a new claim with deadlines that this store's time can reach."""
         return new_claim(**{"lease_s": self.lease_s, "retention_s": self.retention_s, **changes})
 
     def rival(self, record: Record, **changes: Any) -> Claim:
-        """Another attempt at the same record."""
+        """Return another attempt at the same record."""
         return self.claim(id=record.id, **changes)
 
     def begin(self, claim: Claim | None = None) -> Record:
-        """A record that runs."""
+        """Insert a running record and return it."""
         claim = claim or self.claim()
         assert isinstance(self.ask(Insert(claim)), Inserted)
         return self.find(claim.id)
 
     def find(self, record_id: bytes) -> Record:
-        """The record, which must be there."""
+        """Return the record, which must exist."""
         record = self.ask(Find(record_id))
         assert isinstance(record, Record)
         return record
 
     def stage(self, state: State, claim: Claim | None = None) -> Record:
-        """A record in a state, brought there on the usual way."""
+        """Bring a record into a state in the usual way and return it."""
         record = self.begin(claim)
         match state:
             case State.COMPLETED:
@@ -242,7 +246,7 @@ class Case:
         return lifecycle.doubt(record, new_token=new_token(), retention_s=self.retention_s)
 
     def give_up(self, record: Record) -> Swap:
-        """Its owner cannot tell how it ended."""
+        """Return the swap of an owner that cannot tell how its attempt ended."""
         return lifecycle.give_up(
             owner(record), new_token=new_token(), lapses=1, retention_s=self.retention_s
         )
@@ -255,10 +259,10 @@ class Case:
     def take(self, record: Record, **changes: Any) -> Swap:
         return lifecycle.take(record, self.rival(record, **changes))
 
-    # --------------------------------------------------------------------------------- judgement
+    # ------------------------------------------------------------------------------- assertions
 
     def done(self, swap: Swap) -> Record:
-        """Carry the swap out, which must succeed; the record after it."""
+        """Carry out the swap, which must succeed; return the record after it."""
         outcome = self.ask(swap)
         assert isinstance(outcome, Done), outcome
         record = self.find(swap.id)
@@ -266,7 +270,7 @@ class Case:
         return record
 
     def refused(self, verb: Verb, found: Record) -> None:
-        """Ask for what must be refused; the record must stand as it was found."""
+        """Ask for a change that must be refused; the record must stay as it was found."""
         outcome = self.ask(verb)
         assert isinstance(outcome, Refused), outcome
         assert outcome.record is not None
@@ -274,7 +278,7 @@ class Case:
         self.same(self.find(found.id), found)
 
     def same(self, record: Record, other: Record) -> None:
-        """Nothing happened in between but time too short to matter."""
+        """Assert that two reads of a record differ only by the short time between them."""
         assert timeless(record) == timeless(other)
         assert record.age_s == self.about(other.age_s)
         assert record.expires_in_s == self.about(other.expires_in_s)
@@ -283,7 +287,7 @@ class Case:
 
 
 class Contract:
-    """The base of every subject: each test runs over both faces of the store."""
+    """Base of every part of the contract: each test runs over both faces of the store."""
 
     @pytest.fixture(params=list(FACES))
     def case(self, request: pytest.FixtureRequest, subject: Subject) -> Iterator[Case]:
@@ -301,7 +305,7 @@ def new_token() -> bytes:
 
 
 def new_claim(**changes: Any) -> Claim:
-    """An attempt with an id and a token of its own."""
+    """Return an attempt with an id and a token of its own."""
     claim = Claim(
         id=new_id(),
         token=new_token(),
@@ -317,10 +321,10 @@ def new_claim(**changes: Any) -> Claim:
 
 
 def owner(record: Record) -> Held:
-    """The record as the attempt that is in it knows it."""
+    """Return the owner's view of the record."""
     return Held(record.id, record.fence, record.token)
 
 
 def timeless(record: Record) -> Record:
-    """The record without what changes by itself."""
+    """Return the record without what changes by itself."""
     return dataclasses.replace(record, age_s=0.0, lease_left_s=0.0, expires_in_s=0.0)

@@ -1,4 +1,4 @@
-"""Swap: one atomic compare-and-set, for every transition of the life cycle."""
+"""Swap: one atomic compare-and-set for every transition of the life cycle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TIMED = [(name, source) for name, source in ROWS if TRANSITIONS[name].when is no
 
 
 def found_for(case: Case, name: str, source: State) -> Record:
-    """A record for which the transition is due."""
+    """Return a record for which the transition is due."""
     record = case.stage(source)
     match TRANSITIONS[name].when:
         case When.ANY:
@@ -53,7 +53,7 @@ def found_for(case: Case, name: str, source: State) -> Record:
 
 
 def never(case: Case, name: str) -> bool:
-    """Whether no clock can make the transition due: what is observed was never set back."""
+    """Return whether no clock can make the transition due: observed leases are never overlong."""
     return case.observed and TRANSITIONS[name].when is When.OVERLONG
 
 
@@ -102,7 +102,9 @@ class SwapContract(Contract):
     def test_p8_a_condition_on_time_is_judged_at_the_write(
         self, case: Case, name: str, source: State
     ) -> None:
-        """What was lapsed, expired or overlong when it was read may not be when it is written."""
+        """A record that was lapsed, expired or overlong when it was read may not be when it is
+        written.
+        """
         record = case.stage(source)
         swap = MOVES[name](case, _pretend(record, TRANSITIONS[name].when))
         case.refused(swap, record)
@@ -116,7 +118,7 @@ class SwapContract(Contract):
         assert (after.answer, after.resource_id) == (ANSWER, "order_1")
 
     def test_only_completing_touches_the_answer(self, case: Case) -> None:
-        """A later write must not erase, and a careless one not set, what is replayed."""
+        """A later write must not erase the stored response, and a careless one must not set it."""
         running = case.begin()
         careless = dataclasses.replace(case.renew(running), answer=ANSWER, resource_id="r")
         after = case.done(careless)
@@ -168,7 +170,7 @@ class SwapContract(Contract):
         assert after.fence > old.fence
 
     def test_fading_leaves_the_fact_and_the_time_and_no_content(self, case: Case) -> None:
-        """What is left is a tombstone: no retry runs, and nothing of the request is there."""
+        """A tombstone is left: no retry runs, and nothing of the request remains."""
         kept = with_tombstone(ANSWER, case.retention_s)
         running = case.begin(case.claim(field_digests={"card": "ab"}))
         step = Step("charge", b"d" * 32, b"card")
@@ -199,6 +201,6 @@ class SwapContract(Contract):
 
 
 def _pretend(record: Record, when: When) -> Record:
-    """The record as somebody read it whose reading is out of date by now."""
+    """Return the record as read by a process whose reading is out of date by now."""
     expired = when is When.EXPIRED
     return dataclasses.replace(record, expires_in_s=-1.0 if expired else record.expires_in_s)

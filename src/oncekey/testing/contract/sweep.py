@@ -1,4 +1,4 @@
-"""Due and sweep: a hint at what needs work, and the removal of what is over."""
+"""Due and sweep: a hint at what needs work, and the removal of expired records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SweepContract(Contract):
         assert case.find(record.id).state is State.RUNNING
 
     def test_p10_a_record_that_started_over_is_not_swept(self, case: Case) -> None:
-        """Judged at the removal: it was expired a moment ago."""
+        """Checked at the removal: it was expired a moment ago."""
         record = case.begin()
         case.expire()
         case.done(case.take(case.find(record.id)))

@@ -1,4 +1,4 @@
-"""Time: every deadline is measured by the store's own clock, at the operation that uses it."""
+"""Time: every deadline is measured by the store's own clock, during the operation that uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey._system.clock import SystemClock
 from oncekey.testing.contract.subject import Case, Contract, new_token, owner
 
 CLOCKS_S = 0.002
-"""How far two clocks that run evenly may come apart while a test looks at both."""
+"""How far two even clocks may drift apart while a test reads both."""
 
 
 class TimeContract(Contract):
@@ -141,8 +141,8 @@ class TimeContract(Contract):
 
     @pytest.mark.parametrize("years_s", [10 * 365 * 86_400.0, 2 * SECONDS_MAX])
     def test_a_retention_of_years_is_kept_exactly(self, case: Case, years_s: float) -> None:
-        """At most those of an answer and of its tombstone: what is left of both tells which of them
-        is over.
+        """At most the sum of an answer's retention and its tombstone's: the time left tells which
+        of them is over.
         """
         after = case.done(case.complete(case.begin(), retention_s=years_s))
         assert after.expires_in_s == case.about(years_s)
@@ -152,7 +152,7 @@ class TimeContract(Contract):
     def test_p3_nothing_expires_before_its_time(
         self, case: Case, state: State, fraction_s: float
     ) -> None:
-        """However finely, or coarsely, the store counts."""
+        """Whatever the resolution of the store's clock."""
         retention_s = case.retention_s + fraction_s
         lease_s = case.lease_s + fraction_s if state is State.RUNNING else 0.0
         record = case.begin(case.claim(lease_s=lease_s or case.lease_s, retention_s=retention_s))
@@ -206,7 +206,7 @@ class TimeContract(Contract):
         assert case.done(case.take(case.find(record.id))).attempt == 2
 
     def test_p8_a_lease_of_the_right_length_is_not_cut(self, case: Case) -> None:
-        """Whoever saw it overlong may come late: the owner renewed meanwhile."""
+        """The process that saw it overlong may be late: the owner has renewed meanwhile."""
         record = case.begin()
         case.set_back(3600)
         seen = case.find(record.id)

@@ -1,4 +1,4 @@
-"""Looking without touching: find, peek, tally, scan and count."""
+"""Reads that change nothing: find, peek, tally, scan and count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WatchContract(Contract):
             assert glimpse.lease_left_s == case.about(case.lease_s)
 
     def test_what_was_acknowledged_is_seen_by_everybody_at_once(self, case: Case) -> None:
-        """Never a replica's view: asked on another connection, right after the write."""
+        """Never a replica's view: read on another connection, right after the write."""
         for _ in range(5):
             record = case.begin()
             case.done(case.complete(record))
@@ -120,14 +120,14 @@ class WatchContract(Contract):
         mine_too = stage(State.RELEASED, "mine")
         theirs = stage(State.COMPLETED, "theirs")
 
-        def scanned(scan: Scan) -> set[bytes]:
+        def ids_of(scan: Scan) -> set[bytes]:
             return {record.id for record in case.ask(scan)}
 
-        assert scanned(Scan(10, state=State.COMPLETED)) == {mine, theirs}
-        assert scanned(Scan(10, tenant="mine")) == {mine, mine_too}
-        assert scanned(Scan(10, tenant="mine", state=State.COMPLETED)) == {mine}
-        assert scanned(Scan(10, tenant="min")) == set()
-        assert scanned(Scan(10, state=State.UNKNOWN)) == set()
+        assert ids_of(Scan(10, state=State.COMPLETED)) == {mine, theirs}
+        assert ids_of(Scan(10, tenant="mine")) == {mine, mine_too}
+        assert ids_of(Scan(10, tenant="mine", state=State.COMPLETED)) == {mine}
+        assert ids_of(Scan(10, tenant="min")) == set()
+        assert ids_of(Scan(10, state=State.UNKNOWN)) == set()
 
     def test_a_narrowed_scan_fills_its_pages(self, case: Case) -> None:
         """The limit counts what is returned, not what is looked at."""

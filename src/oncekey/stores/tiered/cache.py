@@ -1,9 +1,9 @@
-"""What the cache of a tiered store holds: one completed record, under a MAC. Pure.
+"""What a tiered store writes to its cache: one completed record per entry, with a MAC. Pure.
 
-Whoever can write to the cache may change, swap, repeat or keep what is there. So an entry is only
-believed if its MAC is right, under a key that the cache does not know. The MAC covers the id, so
-that an entry counts for its own id alone; the tenant's epoch, so that a purge ends all of them; and
-how long it counts, which is shorter than the record is kept.
+Anyone who can write to the cache could change, swap, repeat or keep entries. So an entry counts
+only if its MAC is right, under a key that the cache does not know. The MAC covers the id, so that
+an entry counts for its own id alone; the tenant's epoch, so that a purge ends all of the tenant's
+entries; and how long it counts, which is shorter than the record's retention.
 
     MAC | numbers, and the length of each part | parts
 """
@@ -13,16 +13,20 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncekey._core.framing import as_bytes
 from oncekey._core.record import Answer, Record, State, decode_headers, encode_headers
+from oncekey._core.values import value
 from oncekey.errors import CorruptRecord
 from oncekey.stores.sql import decode_digests, encode_digests
 
+if TYPE_CHECKING:
+    from oncekey.stores.redis.verbs import Command
+
 MARGIN_S = 60.0
-"""How much sooner than its record an entry ends. Hosts whose clocks differ by less agree that it is
-over before the record can be, even where the cache keeps it.
+"""How much sooner than its record an entry ends. Hosts whose clocks differ by less than this agree
+that the entry is over before the record can be, even if the cache keeps it.
 """
 EPOCH_BYTES = 16
 
@@ -36,17 +40,27 @@ _LENGTHS_AT = _MAC_BYTES + _NUMBERS.size
 _PARTS_AT = _LENGTHS_AT + _LENGTHS.size
 
 
-def lasts_s(record: Record) -> float:
-    """How long an entry counts that is written now: 0 or less where there must be none."""
+@value
+class CacheQuestion:
+    """Commands for the cache. The answer is None if it does not reply; where it is `needed`, that
+    raises.
+    """
+
+    commands: list[Command]
+    needed: bool = False
+
+
+def ttl_s(record: Record) -> float:
+    """Return how long an entry written now counts: 0 or less if there must be none."""
     if record.state is not State.COMPLETED or record.answer is None or not record.key:
         return 0.0  # a purge blanks the key
     return record.expires_in_s - MARGIN_S
 
 
 def encode_entry(secret: bytes, record: Record, answer: Answer, epoch: bytes, now: float) -> bytes:
-    """The entry of a record, with its answer, as it is `now`."""
+    """Encode a record with its answer as an entry, as of `now`."""
     numbers = _NUMBERS.pack(
-        *(now, now + lasts_s(record), record.lease_s, record.retention_s),
+        *(now, now + ttl_s(record), record.lease_s, record.retention_s),
         *(record.age_s, record.expires_in_s),
         *(record.fence, record.fingerprint_version, record.schema_version, record.attempt),
         *(record.lapses, record.beat, record.replays, record.conflicts),
@@ -67,7 +81,7 @@ def encode_entry(secret: bytes, record: Record, answer: Answer, epoch: bytes, no
 def decode_entry(
     secret: bytes, record_id: bytes, epoch: bytes, entry: bytes, now: float
 ) -> Record | None:
-    """The record of an entry that is true and still counts; None for anything else."""
+    """Return the record of an authentic entry that still counts; None for anything else."""
     mac = _mac(secret, record_id, epoch, entry[_MAC_BYTES:])
     if len(epoch) != EPOCH_BYTES or not hmac.compare_digest(entry[:_MAC_BYTES], mac):
         return None
@@ -93,7 +107,7 @@ def _record(record_id: bytes, numbers: Sequence[Any], parts: list[Any], passed_s
     _, _, lease_s, retention_s, age_s, expires_in_s, *counts, status = numbers
     fence, fingerprint_version, schema_version, attempt, lapses, beat, *tallies = counts
     token, fingerprint, tenant, operation, key, recovery, resource_id, digests, *rest = parts
-    fields: tuple[Any, ...] = (  # in the order of a record's own
+    fields: tuple[Any, ...] = (  # in the order of Record's fields
         *(record_id, token, _text(tenant), _text(operation), _text(key)),
         *(fingerprint, fingerprint_version, lease_s, retention_s, _text(recovery)),
         *(schema_version, decode_digests(digests), State.COMPLETED, fence, attempt, lapses, beat),
