@@ -92,7 +92,7 @@ STORES = (
         "memory",
         "no lapse check at the write",
         "memory.py",
-        "return self.lapsed(now)\n",
+        "return self.is_lapsed(now)\n",
         "return True\n",
         _AT_THE_WRITE,
     ),

@@ -91,7 +91,7 @@ async def test_what_was_denied_is_asked_over_a_new_connection_but_not_each_time(
                 await perform()
         assert store.closed == [False]
         monkeypatch.setattr(connection, "DENIED_S", 0.0)
-        made._rights = connection._Rights()
+        made._privileges = connection._Privileges()
         with pytest.raises(Denied):
             await perform()
         store.answer = ids

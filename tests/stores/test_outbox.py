@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncekey._core.op import Op, run
-from oncekey.stores.outbox import DUE_S_MAX, Return
+from oncekey.stores.outbox import DUE_S_MAX, ReturnedRow
 from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 
 __all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
@@ -47,8 +47,8 @@ def test_a_worker_whose_lease_is_over_changes_nothing_that_another_has(
     desk.elapse(LEASE_S)
     assert claimed(desk, ask, ns, OTHER) == ns
     assert ask(shelf.remove(ns, ONE)) == 0
-    assert ask(shelf.give_back([Return(ns[0], 0.0, 0, "late", True)], ONE)) == 0
-    assert ask(shelf.parked(10)) == []
+    assert ask(shelf.give_back([ReturnedRow(ns[0], 0.0, 0, "late", True)], ONE)) == 0
+    assert ask(shelf.list_parked(10)) == []
     assert ask(shelf.remove(ns, OTHER)) == 1
     assert desk.waiting() == 0
 

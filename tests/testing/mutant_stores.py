@@ -163,7 +163,7 @@ class SweepsTheLapsed(
     def one(self, verb: Verb) -> Op[Any]:
         if isinstance(verb, Sweep):
             for row in self._rows.values():
-                if row.lapsed(self._now()):
+                if row.is_lapsed(self._now()):
                     row.expires = self._now()
         return super().one(verb)
 

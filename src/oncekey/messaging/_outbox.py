@@ -125,10 +125,10 @@ class Outbox:
         """List messages that could not be published and wait for an operator, oldest first (like
         a dead letter queue).
         """
-        return await self._ask(self.table.parked(limit))
+        return await self._ask(self.table.list_parked(limit))
 
     def parked_sync(self, limit: int = LISTED_MAX) -> list[Parked]:
-        return self._ask_sync(self.table.parked(limit))
+        return self._ask_sync(self.table.list_parked(limit))
 
     async def retry(self, ids: Iterable[str]) -> int:
         """Publish parked messages again, as if they were new; return how many there were."""

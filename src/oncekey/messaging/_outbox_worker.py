@@ -29,7 +29,7 @@ from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock
 from oncekey._system.probes import probe
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.outbox import DUE_S_MAX, Head, OutboxTable, Return, Taken
+from oncekey.stores.outbox import DUE_S_MAX, ClaimedRow, LaneHead, OutboxTable, ReturnedRow
 
 LOOK_FACTOR = 2
 """How many lanes a round looks at for each message it may take."""
@@ -209,7 +209,7 @@ class Drain:
         done = yield from self._publish(taken, token, claimed_at)
         return replace(done, ended=seen.ended, whole=seen.whole)
 
-    def _candidates(self, heads: Sequence[Head], *, is_full: bool) -> list[Head]:
+    def _candidates(self, heads: Sequence[LaneHead], *, is_full: bool) -> list[LaneHead]:
         """Return the heads that are due. During an outage prefer topics not tried since it began:
         they show whether only the others are unreachable, and should not wait for them. If there
         are none, try one at random, since the first may be the one that cannot be published.
@@ -222,11 +222,11 @@ class Drain:
             return untried or due
         return [due[int(self._chance() * len(due))]]
 
-    def _pick_batch(self, heads: Sequence[Head], batch_max: int) -> list[Head]:
+    def _pick_batch(self, heads: Sequence[LaneHead], batch_max: int) -> list[LaneHead]:
         """Return the first heads, as many as fit one batch; at least one. A message that may have
         killed its last worker is taken alone, so that it cannot take others down with it.
         """
-        picked: list[Head] = []
+        picked: list[LaneHead] = []
         bytes_left = self._limits.batch_bytes_max
         for head in heads:
             bytes_left -= head.payload_bytes
@@ -237,7 +237,7 @@ class Drain:
                 break
         return picked
 
-    def _publish(self, taken: Sequence[Taken], token: bytes, claimed_at: float) -> Op[Round]:
+    def _publish(self, taken: Sequence[ClaimedRow], token: bytes, claimed_at: float) -> Op[Round]:
         fit = [row for row in taken if not row.parked]
         for row in taken:
             if row.parked:
@@ -255,7 +255,7 @@ class Drain:
 
     def _settle_rows(
         self,
-        rows: Sequence[Taken],
+        rows: Sequence[ClaimedRow],
         outcomes: Sequence[DeliveryOutcome],
         token: bytes,
         claimed_at: float,
@@ -288,7 +288,7 @@ class Drain:
             )
         return Round(len(gone), failed, parked, outage=outage)
 
-    def _after_failure(self, row: Taken, error: str) -> Return:
+    def _after_failure(self, row: ClaimedRow, error: str) -> ReturnedRow:
         message, limits = row.message, self._limits
         attempts = message.attempts
         is_last = attempts >= limits.attempts_max
@@ -298,7 +298,7 @@ class Drain:
             topic = printable(message.topic)
             _log.warning("message %s to %s was not published: %s", message.id, topic, error)
         delay_s = full_jitter(attempts - 1, limits.retry_s_min, limits.retry_s_max, self._chance())
-        return Return(row.n, delay_s, attempts, error, is_last)
+        return ReturnedRow(row.n, delay_s, attempts, error, is_last)
 
     def _log_parked(self, message: Message, error: str) -> None:
         _log.error(
@@ -328,9 +328,9 @@ class Drain:
                 return
 
 
-def _return_untried(row: Taken) -> Return:
+def _return_untried(row: ClaimedRow) -> ReturnedRow:
     """Give a row back as if it had not been taken."""
-    return Return(row.n, 0.0, row.message.attempts - 1, None, False)
+    return ReturnedRow(row.n, 0.0, row.message.attempts - 1, None, False)
 
 
 def _add(total: Round, done: Round) -> Round:

@@ -45,9 +45,12 @@ from oncekey.stores.base import (
     INSERT_ROUNDS_MAX,
     Again,
     AsyncConnection,
+    Capabilities,
     Connection,
     Durability,
     Store,
+    Traits,
+    Transactions,
 )
 from oncekey.stores.batching import BATCH_BYTES_MAX, BATCH_ROWS_MAX, AsyncGatherer, Gatherer
 
@@ -62,6 +65,7 @@ __all__ = [
     "AppendStep",
     "AsyncConnection",
     "AsyncGatherer",
+    "Capabilities",
     "Claim",
     "Comparison",
     "Connection",
@@ -90,6 +94,8 @@ __all__ = [
     "Swap",
     "Sweep",
     "Tally",
+    "Traits",
+    "Transactions",
     "Verb",
     "When",
     "arun",

@@ -7,7 +7,7 @@ found.
 
 Time
     Every deadline is measured by the store's own clock, read inside the operation that uses it. A
-    store turns `lease_s` and `retention_s` into deadlines itself and returns what is left of them.
+    store turns `lease_s` and `retention_s` into deadlines itself and returns the time left.
     On every write: lease deadline = now + `lease_s` (none unless running); expiry = now +
     (`lease_s` or 0) + `retention_s`. A record is *lapsed* when it runs and its lease deadline is
     not after now; *expired* when its expiry is not after now; *overlong* when it runs and its lease
@@ -19,16 +19,16 @@ Time
     needs a clock that all processes share.
 
 Fence
-    Positive, and greater than every fence that this id ever had, also when its record was removed
-    in between. `Insert` and every swap with `raise_fence` take a new one.
+    Positive, and greater than every fence that this id ever had, even if its record was removed in
+    between. `Insert` and every swap with `raise_fence` take a new one.
 
 Insert → Inserted(fence) | Found(record)
     Atomic: of any number of concurrent inserts of one id exactly one is `Inserted`, the others find
     its record. Writes state running, attempt 1, lapses 0, beat 0, and the claim's request if it has
-    one. A record that is there is returned as it is, expired or not, with its answer, and *nothing
-    is written*. Repeating an insert whose reply was lost finds the record with the claim's own
-    token; telling that apart is the engine's business. A store that could neither insert nor find
-    (a concurrent removal, an older snapshot) repeats, at most `INSERT_ROUNDS_MAX` times.
+    one. An existing record is returned as it is, expired or not, with its answer, and *nothing is
+    written*. Repeating an insert whose reply was lost finds the record with the claim's own token;
+    the engine tells these cases apart. A store that could neither insert nor find (a concurrent
+    removal, an older snapshot) repeats, at most `INSERT_ROUNDS_MAX` times.
 
 Swap → Done(fence) | Refused(record or None)
     One atomic compare-and-set: only if state, fence *and* token equal what the swap expects, and
@@ -38,49 +38,49 @@ Swap → Done(fence) | Refused(record or None)
     `claim`: its operation, key (which a purge may have blanked), fingerprint, version, recovery,
     schema version, field digests, lease, retention and request (also by none) replace the record's.
     With `fresh`: created now, replays and conflicts 0, kept answer, resource id and steps
-    forgotten. Both may come with a completion too: what is blanked for good keeps its id, state and
-    deadline, and nothing else. From unknown to released: steps that were only begun are forgotten,
-    the operator knows that they did not happen. Where `to` is not running, the kept request is
-    forgotten. A write that is acknowledged is as durable as the store's declared durability; a
-    reply lost on the way must not be hidden by a retry inside the store.
+    forgotten. Both may come with a completion too: a record that is blanked for good keeps its id,
+    state and deadline, and nothing else. From unknown to released: steps that were only begun are
+    forgotten, since the operator knows that they did not happen. Where `to` is not running, the
+    stored request is forgotten. An acknowledged write is as durable as the store declares; a store
+    must not hide a lost reply by retrying.
 
 Find → Record | None, Peek → Glimpse | None
     The newest acknowledged state, never a replica's.
 
 AppendStep → Done(fence) | Refused(record or None)
     Only while running under this fence and token. A step of the same name is replaced in its place,
-    except that the mark of a start never replaces a result: it may have been on its way for long.
-    Nothing else of the record changes, no deadline and no beat.
+    except that the mark of a start never replaces a result: the mark may arrive late. Nothing else
+    of the record changes, neither deadline nor beat.
 Steps → list[Step]
 
 Requested → bytes | None
-    The request of the claim that runs: the one that the last `Insert` or `Swap` with a claim
-    brought, and None once the record does not run any more, whoever ended it. No other verb returns
-    it, and a claim without one costs no more than if there were none.
+    The request of the running claim: the one that the last `Insert` or `Swap` with a claim brought,
+    and None once the record no longer runs, no matter who ended it. No other verb returns it, and a
+    claim without one costs nothing extra.
 
 Tally → None
     Adds to `replays` and `conflicts` of the records that exist. Changes nothing else, and no
     deadline.
 
 Due(limit, abandoned) → list of ids, Sweep(limit) → int
-    `Due` is a hint at what is lapsed or expired, the longest overdue first. With `abandoned` it is
-    only what is lapsed and whose recovery is not "rerun", however many others are lapsed too.
+    `Due` hints at records that are lapsed or expired, the longest overdue first. With `abandoned`
+    it names only lapsed ones whose recovery is not "rerun", however many others are lapsed too.
     `Sweep` removes expired records with their steps, answers and requests, judged at the removal;
     never a live lease.
 
 Scan → list[Record] with bodies left out (None), in id order. Count → dict[State, int],
     every state named.
 Purge(tenant, limit) → int
-    Blanks key, answer headers and body, resource id, field digests, the results of steps and
-    whatever may be left of a request of that tenant's records that do not run and were not blanked
-    yet. Ids, states and fingerprints stay until they expire, and steps as if they were only begun,
-    so that a purge never causes a second run: of nothing that is done, and of no step.
+    Blanks key, answer headers and body, resource id, field digests, the results of steps and what
+    may be left of a request, of that tenant's records that do not run and were not blanked yet.
+    Ids, states and fingerprints stay until they expire, and steps as if they were only begun, so
+    that a purge never causes a second run of a request or a step.
 
 Errors
-    `StoreUnavailable(sent=False)` only when the question provably was not sent;
-    `StoreUnavailable(sent=True)` for anything that may have been carried out; `StoreUnfit` when the
-    store must not be used as it is. A verb that the store cannot take raises some other exception
-    and changes nothing.
+    `StoreUnavailable(sent=False)` only if the question provably was not sent;
+    `StoreUnavailable(sent=True)` for anything that may have been carried out; `StoreUnfit` if the
+    store must not be used as it is. A verb that the store cannot take raises another exception and
+    changes nothing.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ INSERT_ROUNDS_MAX = 5
 
 
 class Again(enum.Enum):
-    """The outcome of a verb that could not be served within its batch and must be asked again,
-    alone.
-    """
+    """The outcome of a verb that could not be served in its batch: ask it again, alone."""
 
     AGAIN = "again"
 
@@ -111,14 +109,14 @@ AGAIN = Again.AGAIN
 
 
 class Connection(Protocol):
-    """Answers questions, blocking."""
+    """Answer questions, blocking."""
 
     def ask(self, question: Any) -> Any: ...
     def close(self) -> None: ...
 
 
 class AsyncConnection(Protocol):
-    """Answers questions, awaited."""
+    """Answer questions, awaited."""
 
     async def ask(self, question: Any) -> Any: ...
     async def close(self) -> None: ...
@@ -126,7 +124,7 @@ class AsyncConnection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """What survives, in the words that the documentation uses."""
+    """What survives a crash, in the words of the documentation."""
 
     process_crash: bool
     """Acknowledged writes survive the death of the application."""
@@ -145,30 +143,28 @@ class Store(Protocol):
     durability: Durability
 
     def group(self, verb: Verb) -> Hashable:
-        """Verbs of one group share round trips; each group travels on a connection of its own."""
+        """Return the verb's group: a group shares round trips and has its own connection."""
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
-        """Carry out verbs of one group together; outcomes in the same order.
+        """Carry out verbs of one group together and return their outcomes in the same order.
 
         No two of them change the same id. An outcome may be `AGAIN` where more than one verb was
         given.
         """
 
     def prepare(self) -> Op[None]:
-        """Asked once per connection, before anything else: check that the store is fit, or raise
-        `StoreUnfit`.
-        """
+        """Check that the store is fit, or raise `StoreUnfit`. Asked first on every connection."""
 
     def migrate(self) -> Op[list[str]]:
-        """Bring the schema up to date; the names of what was applied. Safe to run twice and beside
-        running code.
+        """Bring the schema up to date and return the names of applied migrations. Safe to run
+        twice, and beside running code.
         """
 
     def connect(self) -> Connection:
-        """A new connection; raises `StoreUnavailable(sent=False)`."""
+        """Open a connection; raises `StoreUnavailable(sent=False)`."""
 
     async def aconnect(self) -> AsyncConnection:
-        """A new connection; raises `StoreUnavailable(sent=False)`."""
+        """Open a connection; raises `StoreUnavailable(sent=False)`."""
 
 
 # ----------------------------------------------------------------------------- capabilities

@@ -1,11 +1,9 @@
-"""Gathering: while one round trip is under way, the verbs that arrive queue up and go together as
-the next.
+"""Batching: verbs that arrive during a round trip queue up and share the next one.
 
-An idle store waits for nobody and there is no timer: a lone verb leaves at once, a crowd shares its
-round trips (and, where the store commits, its commits). What goes with what is decided by `Queue`,
-which is pure and is what the simulator drives. `Gatherer` and `AsyncGatherer` only move batches to
-connections and outcomes to those who wait; each group of verbs has a *lane*, a connection of its
-own.
+There is no timer: a lone verb leaves at once, and under load verbs share round trips and commits.
+`Queue` decides which verbs go together; it is pure, and the simulator drives it. `Gatherer` and
+`AsyncGatherer` only move batches to connections and outcomes to their callers. Each group of verbs
+has a *lane*, its own connection.
 """
 
 from __future__ import annotations
@@ -31,15 +29,13 @@ BATCH_ROWS_MAX = 128
 BATCH_BYTES_MAX = 1_048_576
 QUEUE_ROWS_MAX = 10_000
 ALONE = "alone"
-"""The lane of verbs that could not be served in a batch: only they wait for a row that somebody
-holds.
-"""
+"""The lane of verbs that could not be served in a batch: only they wait for a locked row."""
 
 W = TypeVar("W")
 
 
 class Ticket(Generic[W]):
-    """One verb in the queue, and whoever waits for its outcome."""
+    """A queued verb, and what waits for its outcome."""
 
     __slots__ = ("changes", "size", "verb", "waiter")
 
@@ -75,7 +71,7 @@ class Queue(Generic[W]):
         return len(self._waiting)
 
     def add(self, ticket: Ticket[W]) -> None:
-        """Queue a verb; refuses rather than grow without bound."""
+        """Queue a verb, or raise `StoreUnavailable` rather than grow without bound."""
         if len(self._waiting) >= QUEUE_ROWS_MAX:
             raise StoreUnavailable(
                 f"{QUEUE_ROWS_MAX} verbs already wait for the store; it is too slow for this load",
@@ -84,16 +80,16 @@ class Queue(Generic[W]):
         self._waiting.append(ticket)
 
     def discard(self, ticket: Ticket[W]) -> None:
-        """Forget a verb that nobody waits for any more, if it has not left yet."""
+        """Drop a verb whose caller gave up, if it has not been sent."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(ticket)
 
     def oldest(self) -> Ticket[W] | None:
-        """Who has waited longest."""
+        """Return the ticket that has waited longest."""
         return self._waiting[0] if self._waiting else None
 
     def take(self) -> list[Ticket[W]]:
-        """The next batch, oldest first; empty when nothing waits.
+        """Take the next batch, oldest first; empty if nothing waits.
 
         A second verb that changes the same id stays behind for the next batch, where it meets the
         first one's outcome. The batch is ordered by id, so that two processes that touch the same
@@ -119,7 +115,7 @@ class Queue(Generic[W]):
         left_behind.extend(itertools.islice(waiting, len(batch) + len(left_behind), None))
         if len(batch) > 1:
             batch.sort(key=_order)
-        self._waiting = left_behind  # at once: a signal must not leave anybody out of both
+        self._waiting = left_behind  # in one step: a signal must not lose a ticket
         return batch
 
 
@@ -128,9 +124,7 @@ def _order(ticket: Ticket[Any]) -> bytes:
 
 
 def _copy(error: StoreUnavailable | StoreUnfit) -> StoreUnavailable | StoreUnfit:
-    """An exception of one's own: raised in several places, one instance would collect all their
-    tracebacks.
-    """
+    """Copy an exception: one instance raised in several places would collect all tracebacks."""
     copy = (
         StoreUnavailable(str(error), sent=error.sent)
         if isinstance(error, StoreUnavailable)
@@ -140,7 +134,7 @@ def _copy(error: StoreUnavailable | StoreUnfit) -> StoreUnavailable | StoreUnfit
     return copy
 
 
-def _interrupted(*, sent: bool) -> StoreUnavailable:
+def _interruption(*, sent: bool) -> StoreUnavailable:
     return StoreUnavailable("interrupted while waiting for the store", sent=sent)
 
 
@@ -152,50 +146,50 @@ class _AsyncLane:
 
     def __init__(self, gatherer: AsyncGatherer, rows_max: int) -> None:
         self._gatherer = gatherer
-        self._line = AsyncStoreConnection(gatherer.store)
+        self._connection = AsyncStoreConnection(gatherer.store)
         self._outage = Outage()
         self._queue: Queue[asyncio.Future[Any]] = Queue(rows_max=rows_max)
         self._worker: asyncio.Task[None] | None = None
         self._works = False
-        """Told by the worker itself: an eager task may have ended before anybody has it."""
-        self._nobody = contextvars.Context()
-        """The worker serves everybody: the context of whoever came first must not stick to it."""
+        """Set by the worker itself: an eager task may end before `create_task` returns it."""
+        self._context = contextvars.Context()
+        """Empty: the worker serves all callers, so it must not keep the context of the first."""
 
     def ask(self, verb: Verb, waiter: asyncio.Future[Any]) -> None:
         self._queue.add(Ticket(verb, waiter))
         if not self._works:
             self._works = True
-            self._worker = waiter.get_loop().create_task(self._work(), context=self._nobody)
+            self._worker = waiter.get_loop().create_task(self._work(), context=self._context)
 
     async def _work(self) -> None:
         batch: list[Ticket[asyncio.Future[Any]]] = []
         try:
             while batch := self._queue.take():
-                # A claim that nobody waits for any more is better not made.
+                # Do not claim for a caller that has gone.
                 wanted = [t for t in batch if not (t.waiter.cancelled() and type(t.verb) is Insert)]
                 if wanted:
                     await self._serve(wanted)
-                if self._queue:  # an answer may come without waiting, and others want their turn
+                if self._queue:  # a reply may come without a wait: let other tasks run
                     await asyncio.sleep(0)
-        except BaseException:  # cancelled: nobody may be left waiting for a worker that is gone
-            self._line.abandon()
-            _fail(batch, _interrupted(sent=True))
+        except BaseException:  # cancelled: no caller may wait for a worker that is gone
+            self._connection.abandon()
+            _fail(batch, _interruption(sent=True))
             while batch := self._queue.take():
-                _fail(batch, _interrupted(sent=False))
+                _fail(batch, _interruption(sent=False))
             raise
         finally:
             self._works = False
 
     async def _serve(self, batch: list[Ticket[asyncio.Future[Any]]]) -> None:
         try:
-            outcomes = await self._line.perform([ticket.verb for ticket in batch])
+            outcomes = await self._connection.perform([ticket.verb for ticket in batch])
             served = list(zip(batch, outcomes, strict=True))
         except StoreUnavailable as error:
             self._outage.record_failure(error)
             _fail(batch, error)
         except Exception as error:
-            if isinstance(error, StoreUnfit) and not self._line.connected:
-                _fail(batch, error)  # none of them is to blame
+            if isinstance(error, StoreUnfit) and not self._connection.is_connected:
+                _fail(batch, error)  # the connection failed, not a verb
             elif len(batch) > 1:  # one bad member fails alone
                 for ticket in batch:
                     await self._serve([ticket])
@@ -212,7 +206,7 @@ class _AsyncLane:
     async def close(self) -> None:
         if self._works and self._worker is not None:
             await self._worker
-        await self._line.close()
+        await self._connection.close()
 
 
 def _fail(
@@ -238,9 +232,7 @@ class AsyncGatherer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def ask(self, question: Any) -> Awaitable[Any]:
-        """The outcome of a verb; or, for a `Pause`, that time has passed; or what was worked out
-        apart.
-        """
+        """Return a verb's outcome, the result of an `Offload`, or None after a `Pause`."""
         if type(question) is Pause:
             return asyncio.sleep(question.seconds)
         if type(question) is Offload:
@@ -265,8 +257,8 @@ class AsyncGatherer:
         return lane
 
     async def close(self) -> None:
-        """Serve what is queued, then give the connections back."""
-        while self._lanes:  # serving one lane may open another, for what has to be asked again
+        """Serve the queued verbs, then close the connections."""
+        while self._lanes:  # serving one lane may open another, for verbs asked again alone
             group, lane = next(iter(self._lanes.items()))
             await lane.close()
             self._lanes.pop(group, None)
@@ -276,13 +268,13 @@ class AsyncGatherer:
 
 
 class _Waiter:
-    """A thread that waits for its verb, or to be made the leader."""
+    """A thread that waits for its verb's outcome, or to become the leader."""
 
     __slots__ = ("error", "event", "outcome", "settled")
 
     def __init__(self) -> None:
         self.event: threading.Event | None = None
-        """Only followers have one: it is most of what waiting costs, and who leads never waits."""
+        """Only followers have one: creating it is most of the cost, and a leader never waits."""
         self.settled = False
         self.outcome: Any = None
         self.error: Exception | None = None
@@ -299,13 +291,13 @@ class _Waiter:
 class _Lane:
     """One connection and the threads that wait for it.
 
-    There is no thread of its own: the first to come leads, and carries the batch of those who came
-    meanwhile. When its own verb is served it hands the lead to somebody who still waits.
+    There is no separate thread: the first caller leads and sends the batches of the others. When
+    its own verb is served, it makes the caller that has waited longest the leader.
     """
 
     def __init__(self, gatherer: Gatherer, rows_max: int) -> None:
         self._gatherer = gatherer
-        self._line = StoreConnection(gatherer.store)
+        self._connection = StoreConnection(gatherer.store)
         self._outage = Outage()
         self._queue: Queue[_Waiter] = Queue(rows_max=rows_max)
         self._mutex = threading.Lock()
@@ -318,7 +310,7 @@ class _Lane:
         try:
             with self._mutex:
                 if self._leader is not None:
-                    waiter.event = threading.Event()  # before it is queued: it could not be woken
+                    waiter.event = threading.Event()  # before queueing, or nothing could wake it
                 self._queue.add(ticket)
                 if self._leader is None:
                     self._leader = ticket
@@ -337,7 +329,7 @@ class _Lane:
         """Wait until the verb is served, or until it is this thread's turn to lead."""
         try:
             event.wait()
-        except BaseException:  # a signal's: whoever leaves must not be left a lead that it loses
+        except BaseException:  # raised by a signal: do not take a lead along
             with self._mutex:
                 self._queue.discard(ticket)
                 if event.is_set() and not ticket.waiter.settled:
@@ -345,13 +337,13 @@ class _Lane:
             raise
 
     def _leave(self, ticket: Ticket[_Waiter]) -> None:
-        """A signal may come between any two steps: the lead must not be lost with who had it."""
+        """Pass on the lead: a signal may interrupt a leader between any two steps."""
         with self._mutex:
             if not ticket.waiter.settled:
                 self._queue.discard(ticket)
             if self._leader is ticket:
                 self._hand_over()
-            elif self._leader is not None:  # which may not have heard of it yet
+            elif self._leader is not None:  # it may not have been woken yet
                 self._leader.waiter.wake()
 
     def _lead(self, own: Ticket[_Waiter]) -> None:
@@ -362,19 +354,19 @@ class _Lane:
                     batch = self._queue.take()
                 self._serve(batch)
         except BaseException:
-            self._line.abandon()
+            self._connection.abandon()
             for ticket in batch:
                 if not ticket.waiter.settled:
-                    ticket.waiter.settle(None, _interrupted(sent=True))
+                    ticket.waiter.settle(None, _interruption(sent=True))
             raise
         finally:
             with self._mutex:
-                if not own.waiter.settled:  # interrupted before it left: nobody would lead for it
+                if not own.waiter.settled:  # interrupted before it was sent
                     self._queue.discard(own)
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        """Make the thread that has waited longest the leader. Needs the mutex."""
+        """Make the thread that has waited longest the leader. The caller holds the mutex."""
         heir = self._leader = self._queue.oldest()
         if heir is not None:
             heir.waiter.wake()
@@ -383,15 +375,15 @@ class _Lane:
 
     def _serve(self, batch: list[Ticket[_Waiter]]) -> None:
         try:
-            outcomes = self._line.perform([ticket.verb for ticket in batch])
+            outcomes = self._connection.perform([ticket.verb for ticket in batch])
             served = list(zip(batch, outcomes, strict=True))
         except StoreUnavailable as error:
             self._outage.record_failure(error)
             for ticket in batch:
                 ticket.waiter.settle(None, _copy(error))
         except Exception as error:
-            if isinstance(error, StoreUnfit) and not self._line.connected:
-                for ticket in batch:  # none of them is to blame
+            if isinstance(error, StoreUnfit) and not self._connection.is_connected:
+                for ticket in batch:  # the connection failed, not a verb
                     ticket.waiter.settle(None, _copy(error))
             elif len(batch) > 1:  # one bad member fails alone
                 for ticket in batch:
@@ -406,11 +398,11 @@ class _Lane:
     def close(self) -> None:
         with self._idle:
             self._idle.wait_for(lambda: self._leader is None)
-            self._line.close()
+            self._connection.close()
 
 
 _inherited: list[dict[Hashable, _Lane]] = []
-"""The lanes of a forked child's parent: kept, for a connection is closed when it is collected."""
+"""Lanes that a forked child inherited: kept, because collecting a connection closes it."""
 
 
 class Gatherer:
@@ -423,9 +415,7 @@ class Gatherer:
         self._pid = os.getpid()
 
     def ask(self, question: Any) -> Any:
-        """The outcome of a verb; or, for a `Pause`, that time has passed; or what was worked out
-        apart.
-        """
+        """Return a verb's outcome, the result of an `Offload`, or None after a `Pause`."""
         if type(question) is Offload:
             return (file_thread if question.writes else cpu_thread).run_sync(question.work)
         if type(question) is Pause:
@@ -446,12 +436,12 @@ class Gatherer:
         return lane
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: never speak on the parent's connections, not even to close them."""
+        """In a forked child, never use the parent's connections, not even to close them."""
         _inherited.append(self._lanes)
         self._lanes, self._mutex, self._pid = {}, threading.Lock(), os.getpid()
 
     def close(self) -> None:
-        """Wait until what is queued is served, then give the connections back."""
+        """Wait until the queued verbs are served, then close the connections."""
         if os.getpid() != self._pid:
             self._leave_to_parent()
         for group, lane in list(self._lanes.items()):

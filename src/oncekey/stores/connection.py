@@ -24,51 +24,52 @@ DENIED_S = 1.0
 """How often to check whether a missing privilege was granted."""
 REASON_CHARS_MAX = 1000
 QUIET_S = 5.0
-"""How long nothing must have failed."""
+"""How long no query may fail before an outage is over."""
 PAUSE_S_MAX = 5.0
 _DOUBLINGS_MAX = 10
 
 
-class _Rights:
-    """MySQL goes by the rights that there were when a connection was made: after one was missing,
-    it has to be made anew to see whether it was granted.
+class _Privileges:
+    """When to reconnect after a missing privilege: MySQL uses the privileges that a user had when
+    the connection was made.
     """
 
-    __slots__ = ("_look_at",)
+    __slots__ = ("_check_at",)
 
     def __init__(self) -> None:
-        self._look_at: float | None = None
+        self._check_at: float | None = None
 
-    def missed(self) -> None:
-        if self._look_at is None:
-            self._look_at = SystemClock.monotonic() + DENIED_S
+    def record_denial(self) -> None:
+        if self._check_at is None:
+            self._check_at = SystemClock.monotonic() + DENIED_S
 
     def may_have_changed(self) -> bool:
-        if self._look_at is None or SystemClock.monotonic() < self._look_at:
+        if self._check_at is None or SystemClock.monotonic() < self._check_at:
             return False
-        self._look_at = None
+        self._check_at = None
         return True
 
 
 class StoreConnection:
-    """A connection that is made, checked and made anew as needed."""
+    """A connection that is opened, checked and reopened as needed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection: Connection | None = None
-        self._rights = _Rights()
+        self._privileges = _Privileges()
 
     @property
-    def connected(self) -> bool:
-        """Whether there is a connection; where making one failed, no verb has been sent."""
+    def is_connected(self) -> bool:
+        """Whether a connection is open; if opening one failed, no verb was sent."""
         return self._connection is not None
 
     def perform(self, verbs: Sequence[Verb]) -> list[Any]:
-        """Carry out verbs of one group; on `StoreUnavailable` the connection is given up. So it is
-        on whatever is not said by the store: a signal may have raised it, as one that enforces a
-        time limit does, and the next question would be given the answer to this one.
+        """Carry out verbs of one group; drop the connection on `StoreUnavailable`.
+
+        Also drop it on an exception that is not the store's: a signal handler that enforces a time
+        limit may have raised it, and the next question would get the answer to this one.
         """
-        if self._rights.may_have_changed():
+        if self._privileges.may_have_changed():
             self.close()
         try:
             connection = self._connection or self._connect()
@@ -77,7 +78,7 @@ class StoreConnection:
             self.close()
             raise
         except Denied:
-            self._rights.missed()
+            self._privileges.record_denial()
             raise
         except OncekeyError:
             raise
@@ -86,8 +87,8 @@ class StoreConnection:
             raise
 
     def perform_all(self, verbs: Sequence[Verb]) -> list[Any]:
-        """Carry out verbs of any groups, each with those of its own; outcomes in the same order.
-        One is `AGAIN` where somebody holds its record, or nobody can read it.
+        """Carry out verbs of any groups and return their outcomes in the same order. One is `AGAIN`
+        if its record is locked, or cannot be read.
         """
         groups: dict[Hashable, list[int]] = {}
         for at, verb in enumerate(verbs):
@@ -121,18 +122,18 @@ class StoreConnection:
         return connection
 
     def abandon(self) -> None:
-        """Leave the connection to itself: interrupted, nobody knows what it still carries."""
+        """Forget the connection: after an interruption it may still carry a reply."""
         self._connection = None
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(Exception):  # it may be broken; it is given up either way
+            with contextlib.suppress(Exception):  # it may be broken
                 connection.close()
 
 
 def _before_any_verb(error: StoreUnavailable) -> StoreUnavailable:
-    """The checks may have been sent; the verbs that wait for this connection were not."""
+    """Mark as not sent: the checks may have been sent, the verbs that wait were not."""
     return StoreUnavailable(str(error), sent=False)
 
 
@@ -142,14 +143,14 @@ class AsyncStoreConnection:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection: AsyncConnection | None = None
-        self._rights = _Rights()
+        self._privileges = _Privileges()
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self._connection is not None
 
     async def perform(self, verbs: Sequence[Verb]) -> list[Any]:
-        if self._rights.may_have_changed():
+        if self._privileges.may_have_changed():
             await self.close()
         try:
             connection = self._connection or await self._connect()
@@ -158,7 +159,7 @@ class AsyncStoreConnection:
             await self.close()
             raise
         except Denied:
-            self._rights.missed()
+            self._privileges.record_denial()
             raise
         except OncekeyError:
             raise
@@ -185,7 +186,7 @@ class AsyncStoreConnection:
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(Exception):  # it may be broken; it is given up either way
+            with contextlib.suppress(Exception):  # it may be broken
                 await connection.close()
 
 
@@ -193,9 +194,18 @@ class AsyncStoreConnection:
 
 
 class Outage:
-    """Whether one connection's questions are answered, or one worker's rounds succeed."""
+    """An outage of a connection, or of a worker whose rounds fail: logged once when it begins,
+    with its reason, and once when it is over.
 
-    __slots__ = ("_clock", "_ended", "_failed", "_failed_at", "_failures", "_level", "_told")
+    Clients are told that the store does not answer, but not why: that is for the operator, and a
+    line for every request would bury it. A worker whose rounds fail pauses longer each time, up to
+    `PAUSE_S_MAX`.
+
+    A store that can be read but not written to, for example because its disk is full, answers
+    replays between the claims that fail. So an outage is over when nothing has failed for a while.
+    """
+
+    __slots__ = ("_clock", "_ended", "_failed", "_failed_at", "_failures", "_level", "_logged")
 
     def __init__(
         self,
@@ -210,36 +220,36 @@ class Outage:
         self._level = level
         self._clock = clock or SystemClock()
         self._failed_at: float | None = None
-        """When it was last noticed, while it lasts."""
+        """When the last failure was, during an outage."""
         self._failures = 0
         """In a row."""
-        self._told: set[type[Exception]] = set()
+        self._logged: set[type[Exception]] = set()
 
     def record_failure(self, error: Exception) -> None:
         self._failed_at = self._clock.monotonic()
         self._failures = min(self._failures + 1, _DOUBLINGS_MAX)
-        is_ours = isinstance(error, StoreError)  # it says all there is to know
+        is_ours = isinstance(error, StoreError)  # its text is enough, without a traceback
         kind = StoreError if is_ours else type(error)
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._logged:
+            self._logged.add(kind)
             reason = printable(" ".join(str(error).split()), REASON_CHARS_MAX)
-            told = None if is_ours else error
-            _log.log(self._level, "%s: %s", self._failed, reason, exc_info=told)
+            trace = None if is_ours else error
+            _log.log(self._level, "%s: %s", self._failed, reason, exc_info=trace)
 
     def record_success(self) -> None:
         failed_at, self._failures = self._failed_at, 0
         if failed_at is not None and self._clock.monotonic() - failed_at >= QUIET_S:
             self._failed_at = None
-            self._told.clear()
+            self._logged.clear()
             _log.warning("%s", self._ended)
 
     @property
     def failures(self) -> int:
-        """How many in a row; many are counted as a few."""
+        """How many in a row, counted up to a limit."""
         return self._failures
 
     def pause_s(self, usual_s: float) -> float:
-        """How long a worker is to wait before its next round."""
+        """Return how long a worker pauses before its next round."""
         if not self._failures:
             return usual_s
         return max(usual_s, min(usual_s * 2.0**self._failures, PAUSE_S_MAX))
@@ -249,7 +259,12 @@ class Outage:
 
 
 class AnswerTimer:
-    """Calls `give_up` when a question has waited for its answer longer than it may."""
+    """Calls `give_up` when a question has waited too long for its answer.
+
+    Setting up and taking down a timer costs an event loop more than all else on this side of a
+    question. So one timer runs on from question to question: when it rings, it checks whether the
+    present deadline has passed, and if not is set again for the rest.
+    """
 
     def __init__(self, give_up: Callable[[], None]) -> None:
         self._give_up = give_up
@@ -259,17 +274,17 @@ class AnswerTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, seconds: float) -> None:
-        """A question is asked."""
+        """Start the timeout of a question."""
         self._deadline = self._loop.time() + seconds
         if self._deadline < self._rings:
             self._set()
 
     def end(self) -> None:
-        """It is answered."""
+        """Stop it: the answer is here."""
         self._deadline = math.inf
 
     def close(self) -> None:
-        """There will be no more questions."""
+        """Cancel the timer for good."""
         self.end()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,6 +1,6 @@
-"""A dictionary store: the executable specification that every other store is compared with.
+"""Records in a dictionary: the executable specification that every other store is compared with.
 
-For tests and single processes: what it keeps is gone when the process ends.
+For tests and single processes: its records are gone when the process ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from oncekey.stores.checks import Examination, Sample, Size, advice, first_by_id
 
 @dataclass(slots=True)
 class _Row:
-    """A record with deadlines instead of what is left of them."""
+    """A record with deadlines instead of the time left."""
 
     claim: Claim
     state: State
@@ -60,13 +60,13 @@ class _Row:
     conflicts: int = 0
     steps: dict[str, Step] = field(default_factory=dict)
 
-    def lapsed(self, now: float) -> bool:
+    def is_lapsed(self, now: float) -> bool:
         return self.state is State.RUNNING and self.lease_until <= now
 
-    def abandoned(self, now: float) -> bool:
-        return self.lapsed(now) and self.claim.recovery != "rerun"
+    def is_abandoned(self, now: float) -> bool:
+        return self.is_lapsed(now) and self.claim.recovery != "rerun"
 
-    def overlong(self, now: float) -> bool:
+    def is_overlong(self, now: float) -> bool:
         return self.state is State.RUNNING and self.lease_until > now + self.claim.lease_s * 1.001
 
     def holds(self, when: When, now: float) -> bool:
@@ -74,11 +74,11 @@ class _Row:
             case When.ANY:
                 return True
             case When.LAPSED:
-                return self.lapsed(now)
+                return self.is_lapsed(now)
             case When.EXPIRED:
                 return self.expires <= now
             case When.OVERLONG:
-                return self.overlong(now)
+                return self.is_overlong(now)
 
     def record(self, now: float, *, body: bool = True) -> Record:
         claim, answer = self.claim, self.answer
@@ -126,13 +126,9 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         self._rows: dict[bytes, _Row] = {}
         # The highest fence that a sweep ever removed: new records start above it, so that no fence
-        # comes twice.
+        # is used twice.
         self._fence_floor = 0
         self._mutex = threading.Lock()
-
-    @property
-    def location(self) -> Hashable:
-        return id(self)
 
     def group(self, verb: Verb) -> Hashable:
         return "all"
@@ -250,7 +246,7 @@ class MemoryStore:
         row = self._rows.get(verb.id)
         return [] if row is None else list(row.steps.values())
 
-    def _requested(self, verb: Requested, now: float) -> bytes | None:
+    def _read_request(self, verb: Requested, now: float) -> bytes | None:
         row = self._rows.get(verb.id)
         return None if row is None else row.claim.request
 
@@ -266,7 +262,11 @@ class MemoryStore:
         due = [
             (row.lease_until if row.state is State.RUNNING else row.expires, record_id)
             for record_id, row in self._rows.items()
-            if (row.abandoned(now) if verb.abandoned else row.lapsed(now) or row.expires <= now)
+            if (
+                row.is_abandoned(now)
+                if verb.abandoned
+                else row.is_lapsed(now) or row.expires <= now
+            )
         ]
         return [record_id for _, record_id in sorted(due)[: verb.limit]]
 
@@ -315,7 +315,7 @@ _HANDLERS: dict[type, Callable[[MemoryStore, Any, float], Any]] = {
     Peek: MemoryStore._peek,
     AppendStep: MemoryStore._append_step,
     Steps: MemoryStore._steps,
-    Requested: MemoryStore._requested,
+    Requested: MemoryStore._read_request,
     Tally: MemoryStore._tally,
     Due: MemoryStore._due,
     Sweep: MemoryStore._sweep,
@@ -326,7 +326,7 @@ _HANDLERS: dict[type, Callable[[MemoryStore, Any, float], Any]] = {
 
 
 class MemoryConnection:
-    """There is nothing to ask: `MemoryStore.perform` yields no question."""
+    """Never asked: `MemoryStore.perform` yields no question."""
 
     def ask(self, question: Any) -> Any:
         raise AssertionError(f"the memory store asks nothing, got {question!r}")

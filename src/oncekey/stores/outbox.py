@@ -7,12 +7,12 @@ language.
 Look, then claim
     `look` only reads: the first row of each lane, from some lane on. It is a hint. `claim` decides,
     by the database's clock at the write, which of them are this worker's until the lease is over.
-    The first row of a lane stays the first until it is published or parked, so what was the first
-    when it was looked at still is when it is claimed.
+    The first row of a lane stays the first until it is published or parked, so a row that `look`
+    found is still the first when it is claimed.
 
 Owned
-    Every later write names the row and presents the claim's token. A worker whose lease was over,
-    and whose rows another has taken, changes nothing.
+    Every later write names the row and presents the claim's token. A worker whose lease is over and
+    whose rows another worker has claimed changes nothing.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from oncekey._system.clock import Clock
 
 DIED = "it was begun too often without an end: its workers died"
 DUE_S_MAX = 3_600.0
-"""No lease is longer, and no pause after a failure. What is due later than that was written before
-the database's clock was set back, and is due now.
+"""No lease and no pause after a failure is longer. A row that is due later was written before the
+database's clock was set back, and is due now.
 """
 
 
 @value
-class Head:
-    """The first row of a lane, as it was seen."""
+class LaneHead:
+    """The first row of a lane, as `look` found it."""
 
     n: int
     lane: bytes
     due: bool
     payload_bytes: int
     left: bool
-    """A worker took it and never came back: it died, or was too late."""
+    """A worker claimed it and did not finish: it died, or was too late."""
     topic: str
 
 
 @value
-class Taken:
+class ClaimedRow:
     """A row that was claimed."""
 
     n: int
     message: Message
     parked: bool
-    """It was begun too often without an end, and is not to be published."""
+    """It was claimed too often without an end, and must not be published."""
 
 
 @value
-class Return:
+class ReturnedRow:
     """A row that goes back unpublished."""
 
     n: int
@@ -70,27 +70,27 @@ class OutboxTable(Protocol):
     """The outbox's table in one kind of database."""
 
     def with_clock(self, clock: Clock) -> OutboxTable:
-        """The same by another clock, where the time is this process's."""
+        """The same with another clock, where the time is this process's."""
 
     def put(self, message: Message) -> Op[None]:
-        """Write a message, in whatever transaction the questions are asked in."""
+        """Write a message, in the transaction in which the questions are asked."""
 
-    def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
-        """The first rows of the lanes after `after`, in the order of lanes."""
+    def look(self, after: bytes, heads_max: int) -> Op[list[LaneHead]]:
+        """Return the first rows of the lanes after `after`, in the order of lanes."""
 
     def claim(
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int
-    ) -> Op[list[Taken]]:
-        """Take what is still due, in the order in which it was written."""
+    ) -> Op[list[ClaimedRow]]:
+        """Claim the rows that are still due; in the order in which they were written."""
 
     def remove(self, ns: Sequence[int], token: bytes) -> Op[int]:
-        """These were published. How many were still this claim's."""
+        """Remove published rows; returns how many were still this claim's."""
 
-    def give_back(self, returns: Sequence[Return], token: bytes) -> Op[int]:
-        """These were not. How many were still this claim's."""
+    def give_back(self, returns: Sequence[ReturnedRow], token: bytes) -> Op[int]:
+        """Return unpublished rows; returns how many were still this claim's."""
 
-    def parked(self, limit: int) -> Op[list[Parked]]:
-        """What waits for a person, oldest first."""
+    def list_parked(self, limit: int) -> Op[list[Parked]]:
+        """Return parked messages, oldest first."""
 
     def retry(self, ids: Sequence[str]) -> Op[int]:
-        """Let parked messages be published after all. How many there were."""
+        """Publish parked messages again; returns how many there were."""

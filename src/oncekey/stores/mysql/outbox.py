@@ -13,7 +13,7 @@ from oncekey._core.message import Message, Parked, decode_headers, encode_header
 from oncekey._core.op import Op
 from oncekey._system.clock import Clock
 from oncekey.stores.mysql.statements import CLOCK, Question, Value, later, literal, micros
-from oncekey.stores.outbox import DIED, DUE_S_MAX, Head, Return, Taken
+from oncekey.stores.outbox import DIED, DUE_S_MAX, ClaimedRow, LaneHead, ReturnedRow
 
 MESSAGE = "id, topic, `key`, headers, payload, attempts"
 PUT = (
@@ -71,9 +71,9 @@ class MySQLOutboxTable:
         what = (encode_headers(message.headers), message.payload, len(message.payload))
         yield Question((PUT.format(", ".join(map(literal, (*where, *what)))),))
 
-    def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
+    def look(self, after: bytes, heads_max: int) -> Op[list[LaneHead]]:
         """A lane that is longer than what is left to look at costs one question, and is passed."""
-        heads: dict[bytes, Head] = {}
+        heads: dict[bytes, LaneHead] = {}
         while (room := heads_max - len(heads)) > 0:
             [reply] = yield Question((LOOK.format(after=literal(after), rows_max=room),))
             seen = [_head(*row) for row in reply.rows]
@@ -86,7 +86,7 @@ class MySQLOutboxTable:
 
     def claim(
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int
-    ) -> Op[list[Taken]]:
+    ) -> Op[list[ClaimedRow]]:
         chosen, mine = _among(sorted(ns)), literal(token)
         picked = ", ".join(f"IF(FIND_IN_SET({n}, @oncekey_fits), {n}, NULL)" for n in sorted(ns))
         claims = CLAIM.format(
@@ -94,18 +94,20 @@ class MySQLOutboxTable:
         )
         taken = TAKEN.format(ns=chosen, token=mine)
         replies = yield Question((PICK.format(ns=chosen), claims), atomic=True, after=(taken,))
-        return [Taken(n, _message(*told), bool(parked)) for n, parked, *told in replies[-1].rows]
+        return [
+            ClaimedRow(n, _message(*told), bool(parked)) for n, parked, *told in replies[-1].rows
+        ]
 
     def remove(self, ns: Sequence[int], token: bytes) -> Op[int]:
         [reply] = yield Question((REMOVE.format(ns=_among(sorted(ns)), token=literal(token)),))
         return int(reply.affected)
 
-    def give_back(self, returns: Sequence[Return], token: bytes) -> Op[int]:
+    def give_back(self, returns: Sequence[ReturnedRow], token: bytes) -> Op[int]:
         each = [_given_back(row, token) for row in sorted(returns, key=lambda row: row.n)]
         replies = yield Question(tuple(each), atomic=True)
         return sum(reply.affected for reply in replies)
 
-    def parked(self, limit: int) -> Op[list[Parked]]:
+    def list_parked(self, limit: int) -> Op[list[Parked]]:
         [reply] = yield Question((PARKED.format(limit=limit),))
         return [
             Parked(_message(*told), DIED if error is None else error.decode(), float(age_s))
@@ -123,11 +125,11 @@ def _among(given: Sequence[Value]) -> str:
     return f"({', '.join(map(literal, given))})"
 
 
-def _head(n: int, of: bytes, due: int, size: int, left: int, topic: bytes) -> Head:
-    return Head(n, of, bool(due), size, bool(left), topic.decode())
+def _head(n: int, of: bytes, due: int, size: int, left: int, topic: bytes) -> LaneHead:
+    return LaneHead(n, of, bool(due), size, bool(left), topic.decode())
 
 
-def _given_back(row: Return, token: bytes) -> str:
+def _given_back(row: ReturnedRow, token: bytes) -> str:
     return GIVE_BACK.format(
         n=row.n,
         token=literal(token),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from oncekey._core.message import Message, Parked, decode_headers, encode_headers, lane
 from oncekey._core.op import Op
 from oncekey._system.clock import Clock
-from oncekey.stores.outbox import DIED, DUE_S_MAX, Head, Return, Taken
+from oncekey.stores.outbox import DIED, DUE_S_MAX, ClaimedRow, LaneHead, ReturnedRow
 from oncekey.stores.postgres.verbs import Question, column
 
 PUT = """
@@ -86,13 +86,13 @@ class PostgresOutboxTable:
         where = (message.id, lane(message), message.topic, message.key)
         yield Question(PUT, (*where, headers, message.payload))
 
-    def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
+    def look(self, after: bytes, heads_max: int) -> Op[list[LaneHead]]:
         rows = yield Question(LOOK, (after, heads_max))
-        return [Head(n, bytes(lane), *seen) for n, lane, *seen in rows]
+        return [LaneHead(n, bytes(lane), *seen) for n, lane, *seen in rows]
 
     def claim(
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int
-    ) -> Op[list[Taken]]:
+    ) -> Op[list[ClaimedRow]]:
         rows = yield Question(CLAIM, (list(ns), token, lease_s, attempts_max))
         taken = [_taken(*row) for row in rows]
         return sorted(taken, key=lambda row: row.n)
@@ -101,13 +101,13 @@ class PostgresOutboxTable:
         rows = yield Question(REMOVE, (list(ns), token))
         return len(rows)
 
-    def give_back(self, returns: Sequence[Return], token: bytes) -> Op[int]:
+    def give_back(self, returns: Sequence[ReturnedRow], token: bytes) -> Op[int]:
         given = [(each.n, each.delay_s, each.attempts, each.error, each.parked) for each in returns]
         columns = map(column, zip(*given, strict=True))
         rows = yield Question(GIVE_BACK, (*columns, token))
         return len(rows)
 
-    def parked(self, limit: int) -> Op[list[Parked]]:
+    def list_parked(self, limit: int) -> Op[list[Parked]]:
         rows = yield Question(PARKED, (limit,))
         return [Parked(_message(*row[:6]), row[6] or DIED, row[7]) for row in rows]
 
@@ -125,8 +125,8 @@ def _taken(
     payload: bytes,
     attempts: int,
     parked: bool,
-) -> Taken:
-    return Taken(n, _message(id, topic, key, headers, payload, attempts), parked)
+) -> ClaimedRow:
+    return ClaimedRow(n, _message(id, topic, key, headers, payload, attempts), parked)
 
 
 def _message(

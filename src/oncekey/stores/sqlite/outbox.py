@@ -9,7 +9,7 @@ from typing import Any
 from oncekey._core.message import Message, Parked, decode_headers, encode_headers, lane
 from oncekey._core.op import Op
 from oncekey._system.clock import Clock
-from oncekey.stores.outbox import DIED, Head, Return, Taken
+from oncekey.stores.outbox import DIED, ClaimedRow, LaneHead, ReturnedRow
 from oncekey.stores.sqlite.connection import Execute, File
 from oncekey.stores.sqlite.verbs import boot_number
 
@@ -71,15 +71,15 @@ class SqliteOutboxTable:
         what = (encode_headers(message.headers), message.payload, self._clock.wall())
         yield partial(_changed, PUT, [(*where, *what)])
 
-    def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
+    def look(self, after: bytes, heads_max: int) -> Op[list[LaneHead]]:
         rows = yield partial(_seen, LOOK, (after, heads_max, *self._now()))
         return [_head(*row) for row in rows]
 
     def claim(
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int
-    ) -> Op[list[Taken]]:
+    ) -> Op[list[ClaimedRow]]:
         rows = yield partial(self._claim, ns, token, lease_s, attempts_max)
-        return [Taken(n, _message(*told), bool(parked)) for n, parked, *told in rows]
+        return [ClaimedRow(n, _message(*told), bool(parked)) for n, parked, *told in rows]
 
     def _claim(
         self, ns: Sequence[int], token: bytes, lease_s: float, attempts_max: int, file: File
@@ -98,7 +98,7 @@ class SqliteOutboxTable:
         changed: int = yield partial(_changed, REMOVE, [(n, token) for n in ns])
         return changed
 
-    def give_back(self, returns: Sequence[Return], token: bytes) -> Op[int]:
+    def give_back(self, returns: Sequence[ReturnedRow], token: bytes) -> Op[int]:
         boot, now = self._now()
         rows = [
             (each.attempts, each.error, each.parked, boot, now + each.delay_s, each.n, token)
@@ -107,7 +107,7 @@ class SqliteOutboxTable:
         changed: int = yield partial(_changed, GIVE_BACK, rows)
         return changed
 
-    def parked(self, limit: int) -> Op[list[Parked]]:
+    def list_parked(self, limit: int) -> Op[list[Parked]]:
         rows = yield partial(_seen, PARKED, (limit,))
         wall = self._clock.wall()
         return [Parked(_message(*row[:6]), row[6] or DIED, max(0.0, wall - row[7])) for row in rows]
@@ -136,8 +136,8 @@ def _changed(sql: str, rows: Iterable[tuple[Any, ...]], file: File) -> int:
     return file.write(work)
 
 
-def _head(n: int, of: bytes, due: int, size: int, left: int, topic: str) -> Head:
-    return Head(n, of, bool(due), size, bool(left), topic)
+def _head(n: int, of: bytes, due: int, size: int, left: int, topic: str) -> LaneHead:
+    return LaneHead(n, of, bool(due), size, bool(left), topic)
 
 
 def _message(
