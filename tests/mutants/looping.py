@@ -11,8 +11,8 @@ _MUTANTS = (
     Mutant(
         "the loop waits for another writer",
         CONNECTION,
-        "self._file.patience_s = 0\n",
-        "self._file.patience_s = 0.1\n",
+        "self._file.wait_s = 0\n",
+        "self._file.wait_s = 0.1\n",
         TESTS,
         "test_p11_the_loop_does_not_wait_for_another_writer",
     ),
@@ -35,8 +35,8 @@ _MUTANTS = (
     Mutant(
         "a replay waits until a checkpoint can be made",
         CONNECTION,
-        "self._keep_short(little=True, patient=False)",
-        "self._keep_short(little=True)",
+        "self._limit_wal(little=True, may_wait=False)",
+        "self._limit_wal(little=True)",
         "tests/stores/sqlite/test_connection.py",
         "test_p11_a_replay_does_not_wait_until_a_checkpoint_can_be_made",
     ),

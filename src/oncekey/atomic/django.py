@@ -178,7 +178,7 @@ class _DjangoTransaction:
             self._atomic.__exit__(RuntimeError, undone, None)
 
     def _end_exclusive(self) -> Any:
-        return contextlib.nullcontext() if self._exclusive is None else self._exclusive.ending()
+        return contextlib.nullcontext() if self._exclusive is None else self._exclusive.may_end()
 
     def _take_back(self) -> None:
         """Put the driver's connection back behind Django's, unless the view closed it."""

@@ -230,7 +230,7 @@ class _SQLAlchemyTransaction:
 
     @contextlib.contextmanager
     def _end_exclusive(self) -> Iterator[None]:
-        ends = contextlib.nullcontext() if self._exclusive is None else self._exclusive.ending()
+        ends = contextlib.nullcontext() if self._exclusive is None else self._exclusive.may_end()
         with ends:
             self._info.pop(_WATCHED, None)  # the pool may close it at once
             if self._loan is not None:

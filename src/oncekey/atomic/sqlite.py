@@ -100,7 +100,7 @@ class _SqliteTransaction:
 
     def commit(self) -> None:
         try:
-            with self._exclusive.ending():
+            with self._exclusive.may_end():
                 self._file.commit()
         finally:
             self._give_back()
@@ -110,7 +110,7 @@ class _SqliteTransaction:
             self._loan.when_free(self._give_back)  # closing it now would end the process
             return None
         try:
-            with self._exclusive.ending():
+            with self._exclusive.may_end():
                 self._exclusive.roll_back()
                 return None
         except Overdue as overdue:

@@ -9,10 +9,10 @@ from oncekey._core.op import run
 from oncekey.errors import StoreUnfit
 from oncekey.stores.checks import Examination, Level
 from oncekey.stores.sqlite import checks
-from oncekey.stores.sqlite.checks import Around, file_system
+from oncekey.stores.sqlite.checks import Surroundings, file_system
 from oncekey.stores.sqlite.store import SqliteStore, open_url
 
-AROUND = Around("/data/keys.db", 4096, 0, 0o600, True, 10**12, 10**11)
+AROUND = Surroundings("/data/keys.db", 4096, 0, 0o600, True, 10**12, 10**11)
 
 
 def start(store: SqliteStore) -> None:
@@ -102,12 +102,16 @@ def test_a_look_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("around", "what", "do"),
     [
-        (Around("/d/k.db", 1, 0, 0o644, True, 10**12, 10**11), "privileges", "chmod 600 /d/k.db"),
-        (Around("/d/k.db", 1, 10**9, 0o600, True, 10**12, 10**11), "write-ahead log", "lsof"),
-        (Around("/d/k.db", 1, 0, 0o600, True, 10**10, 10**8), "disk", "Free some space"),
+        (
+            Surroundings("/d/k.db", 1, 0, 0o644, True, 10**12, 10**11),
+            "privileges",
+            "chmod 600 /d/k.db",
+        ),
+        (Surroundings("/d/k.db", 1, 10**9, 0o600, True, 10**12, 10**11), "write-ahead log", "lsof"),
+        (Surroundings("/d/k.db", 1, 0, 0o600, True, 10**10, 10**8), "disk", "Free some space"),
     ],
 )
-def test_what_is_around_the_file_is_told(around: Around, what: str, do: str) -> None:
+def test_what_is_around_the_file_is_told(around: Surroundings, what: str, do: str) -> None:
     [told] = [found for found in around.findings() if found.level is Level.ADVICE]
     assert told.what == what
     assert do in told.do
@@ -115,5 +119,5 @@ def test_what_is_around_the_file_is_told(around: Around, what: str, do: str) -> 
 
 
 def test_a_folder_that_cannot_be_written_to_is_unsafe() -> None:
-    around = Around("/d/k.db", 1, 0, 0o600, False, 10**12, 10**11)
+    around = Surroundings("/d/k.db", 1, 0, 0o600, False, 10**12, 10**11)
     assert next(around.findings()).level is Level.UNSAFE

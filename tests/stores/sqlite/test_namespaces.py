@@ -31,9 +31,9 @@ from oncekey.testing.contract.subject import new_claim
 
 path, what, record_id, pretended_s = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 if pretended_s:  # where the kernel makes no namespaces for us: all that a process sees of one
-    true, offsets = clock._sleepless, pathlib.Path(path).with_name("timens_offsets")
+    true, offsets = clock._boot_clock, pathlib.Path(path).with_name("timens_offsets")
     offsets.write_text(f"monotonic 0 0\\nboottime {pretended_s} 0\\n")
-    clock._sleepless, clock._OFFSETS_FILE = lambda: true() + pretended_s, offsets
+    clock._boot_clock, clock._OFFSETS_FILE = lambda: true() + pretended_s, offsets
 claim = new_claim(id=bytes.fromhex(record_id), lease_s=600.0)
 gatherer = Gatherer(SqliteStore(path))
 if what == "claim":

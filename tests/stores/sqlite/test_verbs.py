@@ -37,7 +37,7 @@ from oncekey._system.clock import FakeClock
 from oncekey.stores.batching import Gatherer
 from oncekey.stores.sqlite.connection import File, SqliteConnection
 from oncekey.stores.sqlite.store import SqliteStore, _write
-from oncekey.stores.sqlite.verbs import Batch, NotAll, Writing
+from oncekey.stores.sqlite.verbs import Batch, NotAll, Writer
 from tests.stores.sqlite.worker import HOUR_S, claim
 
 DAY_S = 24 * HOUR_S
@@ -196,7 +196,7 @@ class Hand:
         return run(self._store.perform(verbs), self._connection.ask)
 
     def one_by_one(self, verbs: Sequence[Verb]) -> Any:
-        return self.write(lambda execute: Writing(self.clock, execute).carry_out(verbs))
+        return self.write(lambda execute: Writer(self.clock, execute).carry_out(verbs))
 
     def write(self, work: Callable[[Any], Any]) -> Any:
         return self.question(lambda file: file.write(work))

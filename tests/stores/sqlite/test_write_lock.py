@@ -84,7 +84,7 @@ def test_p11_each_of_several_is_rolled_back_in_its_time(
         with pytest.raises(Overdue):
             each.check()
     patient.check()
-    with patient.ending():
+    with patient.may_end():
         pass
 
 
@@ -94,7 +94,7 @@ def test_p11_who_is_late_in_a_forked_child_is_rolled_back(
 ) -> None:
     """The thread that watches is its parent's."""
     first = Exclusive(writers(), 60.0)
-    with first.ending():
+    with first.may_end():
         pass
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # that is the point
@@ -190,7 +190,7 @@ def test_a_handler_may_use_savepoints_and_drop_tables(
     writer.execute("CREATE TABLE part (n)")
     writer.execute("DROP TABLE part")
     writer.execute("RELEASE part")
-    with exclusive.ending():
+    with exclusive.may_end():
         writer.execute("COMMIT")
     exclusive.free()
     assert others_find(tmp_path) == [(1,), (2,), (3,)]

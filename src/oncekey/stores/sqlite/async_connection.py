@@ -1,10 +1,9 @@
-"""A SQLite file for event loops: a thread of its own waits for the disk.
+"""A SQLite file for event loops: a separate thread waits for the disk.
 
-To hand a question to a thread and its answer back takes as long as a commit does on a fast disk.
-So a brief question is answered where it is asked, in the loop, as long as commits take less than
-`QUICK_S` each; whoever parses a long request holds the loop for longer. The first one that takes
-longer is the only one: from then on the thread is asked, until its commits are quick again. What
-would have to wait for somebody else goes to the thread at any time.
+Passing a question to a thread and its answer back takes as long as a commit on a fast disk. So a
+brief question is answered in the event loop while commits take less than `QUICK_S` each; parsing a
+long request blocks the loop for longer. After the first slow one all go to the thread, until
+commits are quick again. A question that would have to wait for a lock always goes to the thread.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.sqlite.connection import Busy, File, Place, Question, SqliteConnection
 
 LIMIT_TIMEOUTS = 3
-"""A question waits for others at most twice; after one more `timeout_s` its disk is to blame."""
+"""A question waits for other writers at most twice; after one more `timeout_s` the disk hangs."""
 QUICK_S = 0.001
 QUICK_IN_A_ROW = 32
 
@@ -31,13 +30,11 @@ _monotonic = SystemClock.monotonic
 
 
 class Brief(partial[Any]):
-    """A question about one record and not much of it: at most one commit, and few bytes."""
+    """A short question about one record: at most one commit, and few bytes."""
 
 
 class Pace:
-    """Whether the disk has been quick of late. Only commits prove that; whatever is slow refutes
-    it.
-    """
+    """Whether the disk has been quick lately. Only commits prove it; anything slow refutes it."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -54,13 +51,13 @@ class Pace:
 
 
 _Call = tuple[Callable[[], Any], asyncio.Future[Any]]
-"""Something to do in the thread, and who waits for it."""
+"""A function to call in the thread, and the future that waits for it."""
 
 
 def _serve(inbox: queue.SimpleQueue[_Call | None], connection: SqliteConnection) -> None:
     while (call := inbox.get()) is not None:
         _make(*call)
-        del call  # an idle thread must not keep a loop alive
+        del call  # or an idle thread would keep the loop alive
     connection.close()
 
 
@@ -70,7 +67,7 @@ def _make(function: Callable[[], Any], waiter: asyncio.Future[Any]) -> None:
         outcome = function()
     except BaseException as caught:
         error = caught
-    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop was closed
         waiter.get_loop().call_soon_threadsafe(_settle, waiter, outcome, error)
 
 
@@ -84,7 +81,7 @@ def _settle(waiter: asyncio.Future[Any], outcome: Any, error: BaseException | No
 
 
 class AsyncSqliteConnection:
-    """Its thread ends when this is closed or forgotten."""
+    """Ask in the event loop or in a thread, which ends when this is closed or collected."""
 
     def __init__(self, place: Place) -> None:
         self._path, self._limit_s = place.path, place.timeout_s * LIMIT_TIMEOUTS
@@ -101,18 +98,18 @@ class AsyncSqliteConnection:
     async def ask(self, question: Question) -> Any:
         if type(question) is not Brief:
             return await self._do(partial(self._connection.ask, question))
-        timed = partial(self._timed, question)
+        timed = partial(self._time, question)
         if self._pace.quick:
             try:
                 return self._connection.ask_at_once(timed)
             except Busy:
-                pass  # somebody writes: that is waited for in the thread, not in the event loop
+                pass  # wait for another writer in the thread, not in the event loop
             except (StoreUnavailable, StoreUnfit):
-                await self._do(self._connection.close)  # which may take its time
+                await self._do(self._connection.close)  # which may take long
                 raise
         return await self._do(partial(self._connection.ask, timed))
 
-    def _timed(self, question: Question, file: File) -> Any:
+    def _time(self, question: Question, file: File) -> Any:
         started, before = _monotonic(), file.changes
         try:
             return question(file)
@@ -120,7 +117,7 @@ class AsyncSqliteConnection:
             self._pace.note(_monotonic() - started, wrote=file.changes != before)
 
     async def close(self) -> None:
-        """Ends the thread; one that hangs is left behind and ends should it ever come back."""
+        """End the thread; one that hangs is left behind, and ends if it ever returns."""
         with contextlib.suppress(StoreUnavailable):
             if not self._hangs:
                 await self._do(self._connection.close)

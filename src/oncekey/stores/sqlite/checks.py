@@ -1,6 +1,6 @@
 """Whether a SQLite file may be used where and as it is, and what is worth knowing about it.
 
-It looks at the machine around the file; what stands in the file is asked for by `sqlite`.
+This looks at the machine around the file; `store` asks for what is in the file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NETWORK = frozenset(
     }
 )
 _FOREIGN = frozenset({"9p", "virtiofs", "vboxsf", "vmhgfs", "fuse.vmhgfs-fuse", "drvfs"})
-"""Folders of the machine around a virtual one: whether they sync is its decision."""
+"""Folders shared by the host of a virtual machine: whether they sync is up to the host."""
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 
 def file_system(path: str) -> str | None:
-    """The kind of file system that a path is on; None where that cannot be learnt."""
+    """Return the kind of file system that a path is on; None if that is not known."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -47,13 +47,13 @@ def file_system(path: str) -> str | None:
         left, _, right = line.partition(" - ")
         mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split()[4])
         within = folder == mount or folder.startswith(mount.rstrip("/") + "/")
-        if within and len(mount) >= len(best):  # of two in one place the later one is seen
+        if within and len(mount) >= len(best):  # of two mounts in one place the later one counts
             best, kind = mount, right.split()[0]
     return kind
 
 
 def findings(path: str, synchronous: str) -> Iterator[Finding]:
-    """What decides whether it may be used, but for what stands in the file."""
+    """Check all but the contents of the file."""
     yield _version()
     yield _durability(synchronous)
     yield place(file_system(path))
@@ -88,13 +88,13 @@ def _durability(synchronous: str) -> Finding:
 
 
 def place(kind: str | None) -> Finding:
-    """By the kind of file system that the file is on."""
+    """Judge the kind of file system that the file is on."""
     if kind in _NETWORK:
         return unsafe(
             "file system",
             kind or "",
             "two machines do not see each other's write-ahead log, and locks and syncs over a "
-            "network are not to be relied on: records can be lost, the file can be damaged",
+            "network are unreliable: records can be lost, the file can be damaged",
             "Put the file on a disk of this machine, or use a database server",
             Risk.NETWORK_FILES,
         )
@@ -119,8 +119,8 @@ def place(kind: str | None) -> Finding:
 
 
 @value
-class Around:
-    """What is around the file."""
+class Surroundings:
+    """The file from outside: its size, access rights and disk."""
 
     path: str
     bytes: int
@@ -162,8 +162,8 @@ class Around:
             return advice(
                 "write-ahead log",
                 seen,
-                "somebody has been reading for long, and keeps it from being written over",
-                f"Run `lsof {self.path}` for who it is",
+                "a long read keeps it from being overwritten",
+                f"Run `lsof {self.path}` to see which process it is",
             )
         return Finding("write-ahead log", seen)
 
@@ -175,11 +175,11 @@ class Around:
         return Finding("disk", seen)
 
 
-def around(path: str) -> Around:
-    """Look at the file from outside, without opening it."""
+def look_around(path: str) -> Surroundings:
+    """Look at the file without opening it."""
     found, disk = os.stat(path), shutil.disk_usage(path)
-    wal = f"{os.path.realpath(path)}-wal"  # named after what a link points to
-    return Around(
+    wal = f"{os.path.realpath(path)}-wal"  # SQLite resolves links
+    return Surroundings(
         path,
         found.st_size,
         os.path.getsize(wal) if os.path.exists(wal) else 0,

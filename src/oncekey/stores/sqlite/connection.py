@@ -1,20 +1,20 @@
-"""Connections to one SQLite file: how it is opened, shared by threads, loops and forks, kept short.
+"""Connections to one SQLite file: opening it, sharing it between threads, event loops and forks.
 
 A question is a function of an open `File`, and is called in the thread that asks. For event loops
-see `sqlite_async`.
+see `async_connection`.
 
 Checkpoints
     SQLite before 3.51.3 can lose committed pages if a commit starts the write-ahead log (WAL) from
     the beginning while another connection makes a checkpoint. Automatic checkpoints do not hold the
     write lock, so they are turned off; ours are made by a second connection while the first one
-    holds the write lock, and then nobody can start the WAL anew.
-    The WAL keeps the length `WAL_BYTES` and is written over: that is faster to sync than a file
-    that grows, and leaves room to complete what runs on a disk that has filled up.
+    holds the write lock, so that no commit can start the WAL from the beginning.
+    The WAL keeps the length `WAL_BYTES` and is overwritten: that is faster to sync than a growing
+    file, and leaves room to complete running requests on a full disk.
 
 Forks
-    An open SQLite file must not cross a fork, since the child would count on its parent's locks.
-    Every file is closed before a fork, after the transaction under way, and opened again on each
-    side when it is next asked.
+    An open SQLite file must not cross a fork: the child would rely on its parent's locks. Every
+    file is closed before a fork, after the open transaction, and opened again on each side with the
+    next question.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ Execute = Callable[..., sqlite3.Cursor]
 SQLITE_NEEDED = (3, 37)  # strict tables
 WAL_BYTES = 4_194_304
 UNCHECKED_MAX, UNCHECKED_S_MAX = 16, 0.1
-"""So many small writes there may be, and for so long, before the WAL is looked at: with every write
-that would take a fifth of its time.
+"""How many small writes there may be, and for how long, before the length of the WAL is checked:
+checking it with every write would take a fifth of its time.
 """
 PAUSE_S_MIN, PAUSE_S_MAX = 0.0002, 0.003
 
 
 class Busy(StoreUnavailable):
-    """Somebody else holds the file; nothing was done."""
+    """Another connection holds the lock; nothing was done."""
 
 
-def patiently(timeout_s: float, attempt: Callable[..., T], *told: Any) -> T:
-    """Repeat what finds the file busy, for about `timeout_s`."""
-    # SQLite's own way of waiting sleeps for up to 0.1 s and so starves where many processes write.
+def retry_while_busy(timeout_s: float, attempt: Callable[..., T], *args: Any) -> T:
+    """Repeat `attempt` while the file is busy, for about `timeout_s`."""
+    # SQLite itself would sleep for up to 0.1 s, and starve while many processes write.
     pause_s = PAUSE_S_MIN
     while True:
         try:
-            return attempt(*told)
+            return attempt(*args)
         except Busy:
             if timeout_s <= 0:
                 raise
@@ -73,18 +73,18 @@ def patiently(timeout_s: float, attempt: Callable[..., T], *told: Any) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which file, and how it is to be opened."""
+    """Which file, and how to open it."""
 
     path: str
     timeout_s: float
     synchronous: str
 
     def create(self) -> None:
-        """Make the file if it is not there, for its owner only: kept answers are private."""
+        """Create the file if it does not exist, for its owner only: stored answers are private."""
         if os.path.exists(self.path):
             return
-        # Made under another name and closed before it gets its own: closing a descriptor of a file
-        # that SQLite has open elsewhere in this process would drop the locks on it.
+        # Create it under another name and close it before it gets its own: closing a descriptor of
+        # a file that SQLite has open elsewhere in this process would drop the locks on it.
         folder, name = os.path.split(self.path)
         try:
             descriptor, fresh = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
@@ -102,7 +102,7 @@ class Place:
             ) from error
 
     def open(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
-        """A connection that keeps what it acknowledges."""
+        """Open a connection whose acknowledged writes last."""
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
             needed = ".".join(map(str, SQLITE_NEEDED))
             raise StoreUnfit(f"SQLite is {sqlite3.sqlite_version}, oncekey needs {needed} or newer")
@@ -111,10 +111,10 @@ class Place:
                 f"{self.path} was removed while it was in use: put it back, or start again to "
                 "begin with no records"
             )
-        # SQLite would open it all the same, and say so only when something is written.
+        # SQLite would open it, and fail only at the first write.
         if not os.access(self.path, os.W_OK, effective_ids=True):
             raise StoreUnfit(f"{self.path} cannot be written: {_ALLOWED}")
-        return patiently(self.timeout_s, self._open, factory)
+        return retry_while_busy(self.timeout_s, self._open, factory)
 
     def _open(self, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         db = None
@@ -128,13 +128,13 @@ class Place:
                 factory=factory,
             )
             self.set_up(db)
-            # A new file gets its log when it is first read. From then on nobody takes that away who
-            # closes the file and believes to be the last.
+            # A new file gets its log when it is first read. After that no connection removes the
+            # log when it closes and takes itself for the last one.
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except BaseException as error:
             try:
                 if isinstance(error, sqlite3.Error):
-                    judge(error, self.path, sent=False)
+                    raise_store_error(error, self.path, sent=False)
                 raise
             finally:
                 if db is not None:
@@ -142,7 +142,7 @@ class Place:
         return db
 
     def set_up(self, db: sqlite3.Connection) -> None:
-        """The settings of every connection that writes records."""
+        """Apply the settings of every connection that writes records."""
         [mode] = db.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StoreUnfit(
@@ -150,11 +150,11 @@ class Place:
                 "a local disk, not on a network share"
             )
         db.execute(f"PRAGMA synchronous = {self.synchronous}")
-        # Else a sync on macOS leaves it to the disk when to write.
+        # Without it a sync on macOS leaves it to the disk when to write.
         db.execute("PRAGMA fullfsync = ON")
         db.execute("PRAGMA wal_autocheckpoint = 0").fetchone()
         db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}").fetchone()
-        # ON, not FAST: FAST leaves what stood on pages that became free, as long answers do.
+        # ON, not FAST: FAST leaves the old contents of pages that became free, as of long answers.
         db.execute("PRAGMA secure_delete = ON").fetchone()
 
 
@@ -175,8 +175,8 @@ _UNFIT = {
 }
 
 
-def judge(error: sqlite3.Error, path: str, *, sent: bool) -> None:
-    """Raise what an error means for the store; return where only one verb is to blame."""
+def raise_store_error(error: sqlite3.Error, path: str, *, sent: bool) -> None:
+    """Raise what an error means for the store; return if only the verb is at fault."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
     if code in _BUSY:
         raise Busy(
@@ -187,17 +187,17 @@ def judge(error: sqlite3.Error, path: str, *, sent: bool) -> None:
     if code == sqlite3.SQLITE_CANTOPEN and _too_many_files():
         advice = "this process has too many files open; raise its limit (ulimit -n)"
         raise StoreUnavailable(f"{path}: {error}: {advice}", sent=sent) from error
-    # Of these two the code is that of any wrong statement.
+    # These two have the error code of any wrong statement.
     if re.match("no such (table|column)", text := str(error)):
         code = sqlite3.SQLITE_CORRUPT
-    elif re.match("table oncekey_.* already exists", text):  # and is somebody else's
+    elif re.match("table oncekey_.* already exists", text):  # of another application
         code = sqlite3.SQLITE_NOTADB
     if advice := _UNFIT.get(code):
         raise StoreUnfit(f"{path}: {error}: {advice}") from error
 
 
 def _too_many_files() -> bool:
-    """SQLite does not say why it could not open one."""
+    """Whether this process can open no more files: SQLite does not say why it could not."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError:
@@ -206,14 +206,14 @@ def _too_many_files() -> bool:
 
 
 class File:
-    """An open file: what questions are asked of."""
+    """An open file; questions are functions of it."""
 
     def __init__(
         self, place: Place, factory: type[sqlite3.Connection] = sqlite3.Connection
     ) -> None:
         self._place = place
-        self.patience_s = place.timeout_s
-        """How long a question waits for others. With 0 it is `Busy` where it would have to."""
+        self.wait_s = place.timeout_s
+        """How long a question waits for other writers; with 0 it raises `Busy` instead."""
         self._db = place.open(factory)
         try:
             self._wal = Wal(place.path)
@@ -225,48 +225,48 @@ class File:
 
     @property
     def changes(self) -> int:
-        """How many rows it has changed so far."""
+        """How many rows the connection has changed."""
         return self._db.total_changes
 
     def read(self, work: Callable[[Execute], T]) -> T:
-        """Run `work`; each of its statements sees a snapshot of its own."""
-        found: T = patiently(self.patience_s, self._look, work)
+        """Run `work`; each of its statements reads its own snapshot."""
+        found: T = retry_while_busy(self.wait_s, self._read, work)
         return found
 
     def write(self, work: Callable[[Execute], T], *, little: bool = False) -> T:
-        """Run `work` as the only writer; what it did is durable when this returns. It is `little`
-        if it concerns one record.
+        """Run `work` as the only writer; its changes are durable when this returns. `little` work
+        concerns one record.
         """
-        self._keep_short(little=little)
+        self._limit_wal(little=little)
         return self._transact(work)
 
     def write_at_once(self, work: Callable[[Execute], T]) -> T:
-        """The same for little `work` of one statement, which is a transaction by itself. `Busy` at
-        once where somebody writes, or a checkpoint is due.
+        """Run little `work` of one statement, its own transaction. Raises `Busy` at once if another
+        connection writes, or a checkpoint is due.
         """
-        self._keep_short(little=True, patient=False)
+        self._limit_wal(little=True, may_wait=False)
         try:
             return work(self._db.execute)
         except sqlite3.Error as error:
             self._roll_back(sent=True)
-            judge(error, self._place.path, sent=True)
+            raise_store_error(error, self._place.path, sent=True)
             raise
 
     def begin(self) -> sqlite3.Connection:
-        """Become the only writer until `commit` or `close`, on a connection that may be lent."""
-        self._keep_short()
-        patiently(self.patience_s, self._begin)
+        """Become the only writer until `commit` or `close`; the connection may be lent."""
+        self._limit_wal()
+        retry_while_busy(self.wait_s, self._begin)
         return self._db
 
-    def _keep_short(self, *, little: bool = False, patient: bool = True) -> None:
-        """Look at the WAL, unless only a `little` was written since it was last looked at."""
+    def _limit_wal(self, *, little: bool = False, may_wait: bool = True) -> None:
+        """Checkpoint a long WAL; skip the check if only little was written since the last one."""
         now = _monotonic()
         self._unchecked += 1
         if little and self._unchecked <= UNCHECKED_MAX and now < self._check_at:
             self._wal.check()
             return
         if self._wal.length() > WAL_BYTES:
-            if not (patient and self.patience_s):
+            if not (may_wait and self.wait_s):
                 raise Busy(f"{self._place.path} needs a checkpoint", sent=False)
             self._transact(self._checkpoint)
         self._unchecked, self._check_at = 0, now + UNCHECKED_S_MAX
@@ -275,27 +275,27 @@ class File:
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            judge(error, self._place.path, sent=False)
+            raise_store_error(error, self._place.path, sent=False)
             raise
 
     def commit(self) -> None:
-        """End what `begin` began; it is durable when this returns."""
+        """Commit what `begin` began; it is durable when this returns."""
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             self._roll_back(sent=True)
-            judge(error, self._place.path, sent=True)
+            raise_store_error(error, self._place.path, sent=True)
             raise
 
-    def _look(self, work: Callable[[Execute], T]) -> T:
+    def _read(self, work: Callable[[Execute], T]) -> T:
         try:
             return work(self._db.execute)
         except sqlite3.Error as error:
-            judge(error, self._place.path, sent=False)
+            raise_store_error(error, self._place.path, sent=False)
             raise
 
     def _transact(self, work: Callable[[Execute], T]) -> T:
-        done: T = patiently(self.patience_s, self._attempt, work)
+        done: T = retry_while_busy(self.wait_s, self._attempt, work)
         return done
 
     def _attempt(self, work: Callable[[Execute], T]) -> T:
@@ -307,15 +307,15 @@ class File:
             committing = True
             execute("COMMIT")
         except BaseException as error:
-            # A commit that failed may be found in the WAL after a crash; what came before cannot.
+            # A failed commit may be found in the WAL after a crash; what came before it cannot.
             self._roll_back(sent=committing)
             if isinstance(error, sqlite3.Error):
-                judge(error, self._place.path, sent=committing)
+                raise_store_error(error, self._place.path, sent=committing)
             raise
         return outcome
 
     def _roll_back(self, *, sent: bool) -> None:
-        """End the transaction, which some errors leave open and others have ended already."""
+        """End the transaction, which some errors leave open and others end."""
         if self._db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
@@ -323,15 +323,15 @@ class File:
             raise StoreUnavailable(f"{self._place.path}: a transaction does not end", sent=sent)
 
     def _checkpoint(self, execute: Execute) -> None:
-        """Bring the WAL back into the file, so that the next commit starts it anew."""
-        # Nothing is lost where this fails: the next write tries again.
+        """Copy the WAL into the file, so that the next commit starts it from the beginning."""
+        # If this fails nothing is lost: the next write tries again.
         with contextlib.suppress(sqlite3.Error, StoreError):
             if self._checkpointer is None:
                 self._checkpointer = self._place.open()
             self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def erase_wal(self) -> None:
-        """Cut off the WAL and the copies in it of what was blanked, unless a reader needs it."""
+        """Truncate the WAL, with its copies of blanked data, unless a reader needs it."""
         execute = self._db.execute
         execute(f"PRAGMA busy_timeout = {self._place.timeout_s * 1000:.0f}").fetchone()
         try:
@@ -354,7 +354,7 @@ Question = Callable[[File], Any]
 
 
 class SqliteConnection:
-    """Answers questions in the calling thread; opens the file when it is first asked."""
+    """Answer questions in the calling thread; open the file at the first one."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -370,45 +370,45 @@ class SqliteConnection:
             try:
                 return question(file)
             except (StoreUnavailable, StoreUnfit):
-                self._shut()  # whatever state it is in goes with it
+                self._close_file()  # whatever state it is in
                 raise
 
     def ask_at_once(self, question: Question) -> Any:
-        """The same; but it is `Busy`, and nothing was done, where it would have to wait. After any
-        other error the connection is to be closed, which may have to wait too.
+        """Answer without waiting, or raise `Busy` with nothing done. After any other error close
+        the connection, which may have to wait too.
         """
         if not self._mutex.acquire(blocking=False):
             raise Busy("the connection is in use", sent=False)
         try:
             if self._file is None:
                 raise Busy("the file is not open", sent=False)
-            self._file.patience_s = 0
+            self._file.wait_s = 0
             try:
                 return question(self._file)
             finally:
-                self._file.patience_s = self._place.timeout_s
+                self._file.wait_s = self._place.timeout_s
         finally:
             self._mutex.release()
 
     def close(self) -> None:
         with self._mutex:
-            self._shut()
+            self._close_file()
 
     def before_fork(self) -> None:
         self._mutex.acquire()
-        self._shut()
+        self._close_file()
 
     def after_fork(self) -> None:
         self._mutex.release()
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
 
 class Suspended(Protocol):
-    """What must not be open across a fork."""
+    """Something that must not be open across a fork."""
 
     def before_fork(self) -> None: ...
     def after_fork(self) -> None: ...
@@ -416,12 +416,12 @@ class Suspended(Protocol):
 
 _connections: weakref.WeakSet[Suspended] = weakref.WeakSet()
 _gate = threading.Lock()
-"""Held while a connection comes into being, and over a fork."""
+"""Held while a connection registers, and during a fork."""
 _suspended: list[Suspended] = []
 
 
 def suspend_at_fork(connection: Suspended) -> None:
-    """From now on, for as long as it exists."""
+    """Close `connection` around every fork from now on, for as long as it exists."""
     with _gate:
         _connections.add(connection)
 

@@ -1,4 +1,4 @@
-"""The outbox's table in a SQLite file. Looking takes no write lock: an idle worker stops nobody."""
+"""The outbox's table in a SQLite file. `look` takes no write lock: an idle worker blocks nobody."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class SqliteOutboxTable:
     def put(self, message: Message) -> Op[None]:
         where = (message.id, lane(message), message.topic, message.key)
         what = (encode_headers(message.headers), message.payload, self._clock.wall())
-        yield partial(_changed, PUT, [(*where, *what)])
+        yield partial(_change, PUT, [(*where, *what)])
 
     def look(self, after: bytes, heads_max: int) -> Op[list[LaneHead]]:
-        rows = yield partial(_seen, LOOK, (after, heads_max, *self._now()))
+        rows = yield partial(_rows, LOOK, (after, heads_max, *self._now()))
         return [_head(*row) for row in rows]
 
     def claim(
@@ -95,7 +95,7 @@ class SqliteOutboxTable:
         return file.write(work)
 
     def remove(self, ns: Sequence[int], token: bytes) -> Op[int]:
-        changed: int = yield partial(_changed, REMOVE, [(n, token) for n in ns])
+        changed: int = yield partial(_change, REMOVE, [(n, token) for n in ns])
         return changed
 
     def give_back(self, returns: Sequence[ReturnedRow], token: bytes) -> Op[int]:
@@ -104,31 +104,31 @@ class SqliteOutboxTable:
             (each.attempts, each.error, each.parked, boot, now + each.delay_s, each.n, token)
             for each in returns
         ]
-        changed: int = yield partial(_changed, GIVE_BACK, rows)
+        changed: int = yield partial(_change, GIVE_BACK, rows)
         return changed
 
     def list_parked(self, limit: int) -> Op[list[Parked]]:
-        rows = yield partial(_seen, PARKED, (limit,))
+        rows = yield partial(_rows, PARKED, (limit,))
         wall = self._clock.wall()
         return [Parked(_message(*row[:6]), row[6] or DIED, max(0.0, wall - row[7])) for row in rows]
 
     def retry(self, ids: Sequence[str]) -> Op[int]:
-        changed: int = yield partial(_changed, RETRY, [(each,) for each in ids])
+        changed: int = yield partial(_change, RETRY, [(each,) for each in ids])
         return changed
 
     def _now(self) -> tuple[int, float]:
         return boot_number(self._clock.boot_id()), self._clock.boot()
 
 
-def _seen(sql: str, args: tuple[Any, ...], file: File) -> list[Any]:
+def _rows(sql: str, args: tuple[Any, ...], file: File) -> list[Any]:
     def work(execute: Execute) -> list[Any]:
         return execute(sql, args).fetchall()
 
     return file.read(work)
 
 
-def _changed(sql: str, rows: Iterable[tuple[Any, ...]], file: File) -> int:
-    """How many rows a statement changed, carried out once for each row of arguments."""
+def _change(sql: str, rows: Iterable[tuple[Any, ...]], file: File) -> int:
+    """Execute a statement once for each row of arguments; return how many rows it changed."""
 
     def work(execute: Execute) -> int:
         return sum(execute(sql, row).rowcount for row in rows)

@@ -1,11 +1,11 @@
 """The statements of the SQLite store.
 
-One statement serves as many rows as can be: the interpreter's lock is let go and fought for again
-around every step of a statement. Those that take rows are functions of their number, and `pieces`
-cuts rows into a few numbers only, so that a few prepared statements serve batches of every size.
+One statement serves as many rows as possible, because the interpreter's lock is released and taken
+again around every step of a statement. Statements for several rows are functions of their number.
+`pieces` cuts rows into a few sizes only, so that few prepared statements serve batches of any size.
 
-What writes several rows says OR ROLLBACK: it need not be undone alone, so SQLite keeps no copies of
-the pages that it changes, in a temporary file of their own.
+Statements that write several rows say OR ROLLBACK: they are never undone alone, so SQLite keeps no
+copies of the changed pages in a temporary file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS_MAX = 64
 
 
 def pieces(rows: list[T]) -> Iterator[list[T]]:
-    """The rows in lists of at most `ROWS_MAX`, whose lengths have two leading bits at most."""
+    """Cut rows into lists of at most `ROWS_MAX`, whose lengths have at most two leading bits."""
     at = 0
     while left := min(len(rows) - at, ROWS_MAX):
         zeros = max(left.bit_length() - 2, 0)
@@ -36,15 +36,15 @@ def _values(columns: int, rows: int) -> str:
     return f"VALUES {', '.join([row] * rows)}"
 
 
-# ---------------------------------------------------------------------------------- looking
+# ---------------------------------------------------------------------------------- reading
 
 KEPT_AS = {"age_s": "created", "lease_left_s": "lease_until", "expires_in_s": "expires"}
-"""The columns of a record that are kept in another form: as moments."""
+"""The columns of a record that are stored as moments."""
 _WHOLE = ", ".join([*(KEPT_AS.get(name, name) for name in COLUMNS), "boot"])
 _BODILESS = _WHOLE.replace(", body,", ", NULL,")
 _ANSWERS = "LEFT JOIN oncekey_answers USING (n)"
-# Which index is read is said. Else SQLite would read through the table, once an application in the
-# same file had it analyzed while it was all but empty. CROSS keeps the order of a join.
+# Name the index. Otherwise SQLite may scan the table, if an application ran ANALYZE in the file
+# while the table was almost empty. CROSS keeps the order of a join.
 _BY_ID = "oncekey_claims INDEXED BY sqlite_autoindex_oncekey_claims_1"
 _RUNNING = "oncekey_claims INDEXED BY oncekey_claims_running"
 _ENDED = "oncekey_claims INDEXED BY oncekey_claims_ended"
@@ -132,10 +132,10 @@ SWAP = f"""
 
 
 def _change(rows: int, columns: int, condition: str, changes: dict[str, str]) -> str:
-    """Change the records that rows are given for, each by the id that it begins with.
+    """Change the records of the given rows, each of which begins with an id.
 
-    An upsert that never inserts: in an UPDATE that takes rows, nothing can say that they come first
-    and the table is looked up in. SQLite 3.46 and later were seen to read through it instead.
+    This is an upsert that never inserts: an UPDATE that takes rows cannot make them the outer loop
+    of the join. SQLite 3.46 and later were seen to scan the table instead.
     """
     kept = {name: name for name in _INSERTED} | changes
     return f"""
@@ -149,8 +149,8 @@ def _change(rows: int, columns: int, condition: str, changes: dict[str, str]) ->
 
 @functools.cache
 def plain_swaps(rows: int) -> str:
-    """They keep fence and token. The parameters: the boot, then the rows, each with what is
-    expected (id, state, fence, token), the new state and both deadlines.
+    """Swap without changing fence and token. The parameters: the boot, then the rows, each with the
+    expected id, state, fence and token, the new state and both deadlines.
     """
     changes = {"state": "column5", "boot": "?", "lease_until": "column6", "expires": "column7"}
     changes |= {"beat": "beat + 1", "no_effect": "0"}

@@ -1,8 +1,8 @@
 """Records in one SQLite file: the embedded default, for any number of processes on one machine.
 
-A batch is one transaction: its verbs share one commit, and with it one sync of the disk. What only
-looks takes no write lock and writes nothing. A lone insert is tried before it looks, since most are
-new: a replay may hold the lock for a moment then, but waits for nobody who holds it.
+A batch is one transaction: its verbs share one commit, and with it one sync of the disk. Reading
+takes no write lock and writes nothing. A lone insert is tried before it reads, since most are new:
+a replay may then hold the lock for a moment, but never waits for it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from oncekey.stores.sqlite.connection import Busy, Execute, File, Place, SqliteC
 from oncekey.stores.sqlite.outbox import SqliteOutboxTable
 from oncekey.stores.sqlite.transactions import TRANSACTIONS
 from oncekey.stores.sqlite.verbs import (
-    UNDONE,
+    MUST_WRITE,
     WRITES,
     Batch,
-    Looking,
     NotAll,
+    Reader,
     Single,
-    Writing,
+    Writer,
     is_brief,
     is_single,
 )
@@ -94,7 +94,7 @@ class SqliteStore:
         return self.name, os.path.realpath(self.place.path)
 
     def group(self, verb: Verb) -> Hashable:
-        """All share their commits; what may read through many records makes nobody else wait."""
+        """All verbs share their commits, but reads of many records, which must not delay others."""
         return "survey" if type(verb) in (Scan, Count) else "all"
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
@@ -103,7 +103,7 @@ class SqliteStore:
         return outcomes
 
     def prepare(self) -> Op[None]:
-        """A file that is new or older than this release is brought up to date by itself."""
+        """Bring a new or older file up to date."""
         path = self.place.path
         insist(checks.findings(path, self.place.synchronous), path, self.allowed)
         yield from self.migrate()
@@ -115,10 +115,10 @@ class SqliteStore:
     # --------------------------------------------------------------------------- a thorough look
 
     def examine(self) -> Op[Examination]:
-        """Without bringing the file up to date."""
+        """Look at the file as it is, without migrating it."""
         path = self.place.path
         applied, oldest_reader, records = yield _tables
-        around = yield partial(_around, path)
+        surroundings = yield partial(_look_around, path)
         newest = migrations("sqlite")[-1].number
         if applied is None or applied < newest:
             seen = "no tables yet" if applied is None else f"schema {applied}"
@@ -126,13 +126,13 @@ class SqliteStore:
         else:
             noted = schema(applied, oldest_reader, newest, path)
         findings = [*checks.findings(path, self.place.synchronous), noted]
-        findings += [Finding("isolation", "one writer at a time"), *around.findings()]
-        size = replace(around.size(), records=records)
+        findings += [Finding("isolation", "one writer at a time"), *surroundings.findings()]
+        size = replace(surroundings.size(), records=records)
         readable = (applied or 0) >= newest >= (oldest_reader or 0)
         return Examination(findings[0].seen, findings, size, readable)
 
     def now(self) -> Op[float | None]:
-        """It has no clock of its own."""
+        """Return None: SQLite has no clock of its own."""
         yield from ()
         return None
 
@@ -144,21 +144,21 @@ class SqliteStore:
     def connect(self) -> SqliteConnection:
         self._create()
         connection = SqliteConnection(self.place)
-        connection.ask(_nothing)
+        connection.ask(_open)
         return connection
 
     async def aconnect(self) -> AsyncSqliteConnection:
         self._create()
         connection = AsyncSqliteConnection(self.place)
         try:
-            await connection.ask(_nothing)
+            await connection.ask(_open)
         except BaseException:
             await connection.close()
             raise
         return connection
 
     def _create(self) -> None:
-        """Make the file, once: that it is gone later is an error, not a fresh start."""
+        """Create the file once: if it is gone later, that is an error, not a fresh start."""
         if not self._opened:
             self.place.create()
             self._opened = True
@@ -190,9 +190,9 @@ def open_url(url: str) -> SqliteStore:
 
 
 def may_hold_records(path: os.PathLike[str]) -> bool:
-    """False where a file surely has none of our tables. It only looks: whose it is, is not known.
+    """Return False if a file certainly has none of our tables, without changing it.
 
-    Whatever cannot be looked into may be ours; opening it says what is wrong.
+    A file that cannot be read may be ours; opening it says what is wrong.
     """
     try:
         address = f"file:{quote(os.fsencode(path))}?mode=ro"
@@ -205,16 +205,16 @@ def may_hold_records(path: os.PathLike[str]) -> bool:
 # --------------------------------------------------------------------------------- questions
 
 
-def _nothing(file: File) -> None:
-    """The question that only opens the file."""
+def _open(file: File) -> None:
+    """Open the file and do nothing else."""
 
 
-def _around(path: str, file: File) -> checks.Around:
-    return checks.around(path)
+def _look_around(path: str, file: File) -> checks.Surroundings:
+    return checks.look_around(path)
 
 
 def _tables(file: File) -> tuple[int | None, int | None, int | None]:
-    """What the schema is, and how far the numbers of records have come: at most so many."""
+    """Return the schema, and an upper bound of the number of records."""
 
     def look(execute: Execute) -> tuple[int | None, int | None, int | None]:
         applied, oldest_reader = _schema(execute)
@@ -227,17 +227,18 @@ def _tables(file: File) -> tuple[int | None, int | None, int | None]:
 
 
 def _perform(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
-    """One batch: what can be done by looking is done first, what is left shares a transaction.
+    """Carry out one batch: first all that reading can answer, then the rest in one transaction.
 
-    What comes alone is most often new, or a renewal, and is done at once unless somebody writes.
+    A lone verb is mostly a new key or a renewal, and is carried out at once unless another process
+    writes.
     """
     if len(verbs) == 1 and is_single(verbs[0]):
         with suppress(NotAll, Busy):
             return file.write_at_once(lambda execute: Single(clock, execute).carry_out(verbs))
     if WRITES.issuperset(map(type, verbs)):
         return _write(verbs, clock, file)
-    outcomes = file.read(lambda execute: Looking(clock, execute).carry_out(verbs))
-    left = [at for at, outcome in enumerate(outcomes) if outcome is UNDONE]
+    outcomes = file.read(lambda execute: Reader(clock, execute).carry_out(verbs))
+    left = [at for at, outcome in enumerate(outcomes) if outcome is MUST_WRITE]
     if left:
         written = _write([verbs[at] for at in left], clock, file)
         for at, outcome in zip(left, written, strict=True):
@@ -250,11 +251,11 @@ def _write(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
         return how(clock, execute).carry_out(verbs)
 
     alone = len(verbs) == 1
-    how = Writing if alone else Batch
+    how = Writer if alone else Batch
     try:
         outcomes = file.write(work, little=alone and is_brief(verbs[0]))
     except NotAll:
-        how = Writing
+        how = Writer
         outcomes = file.write(work)
     if any(type(verb) is Purge for verb in verbs):
         file.erase_wal()
@@ -262,7 +263,7 @@ def _write(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
 
 
 def _migrate(path: str, file: File) -> list[str]:
-    """What is up to date is only looked at: whoever writes just then is not waited for."""
+    """Migrate. A file that is up to date is only read, without waiting for a writer."""
     known = migrations("sqlite")
     applied, oldest_reader = file.read(_schema)
     if applied is not None and applied >= known[-1].number:
@@ -284,7 +285,7 @@ def _migrate(path: str, file: File) -> list[str]:
 
 
 def _schema(execute: Execute) -> tuple[int | None, int | None]:
-    """The newest schema that was applied, and the oldest that code must know to use it."""
+    """Return the newest schema applied, and the oldest that code must know to use it."""
     if not execute(OUR_SCHEMA).fetchone():
         return None, None
     noted = execute("SELECT max(number), max(oldest_reader) FROM oncekey_schema").fetchone()
@@ -293,7 +294,7 @@ def _schema(execute: Execute) -> tuple[int | None, int | None]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements one by one: `executescript` would commit what is under way."""
+    """Yield the statements one by one: `executescript` would commit the open transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

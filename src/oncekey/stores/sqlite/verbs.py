@@ -1,15 +1,15 @@
-"""The verbs, within one transaction of SQLite: looking first, then writing what is left.
+"""The verbs, within one transaction of SQLite: read first, then write what is left.
 
-Looking takes no lock; an insert is done when it finds its record. There is one writer at a time, so
-whatever a write transaction reads is still so when it commits: a swap may look first and write
-then. All verbs of a transaction happen at one moment, which is read after it got hold of the file;
-`Single`, which waits for nobody, reads it just before.
+Reading takes no lock; an insert is done if it finds its record. There is one writer at a time, so
+what a write transaction reads still holds when it commits: a swap may read first and then write.
+All verbs of a transaction happen at one moment, read after the transaction got the write lock;
+`Single`, which never waits, reads it just before.
 
-`Writing` is the meaning of the verbs, one by one. `Batch` does those of one kind by one statement.
+`Writer` defines the verbs, one by one. `Batch` carries out those of one kind by one statement.
 
-Two clocks (P8). Leases are readings of the host's boot clock, which nobody sets; a lease of another
-boot is over. Retention must survive a reboot and is measured by the wall clock; a record whose
-lease is live is never expired, wherever that clock went.
+Two clocks (P8). Leases are readings of the host's boot clock, which cannot be set; a lease of
+another boot is over. Retention must survive a reboot and is measured by the wall clock; a record
+whose lease is live is never expired, whatever that clock says.
 """
 
 from __future__ import annotations
@@ -50,37 +50,37 @@ from oncekey.stores.sqlite import statements
 from oncekey.stores.sqlite.connection import Execute
 
 ERASE_BYTES_MAX = 16_777_216
-"""How much a sweep or a purge erases before it lets others write."""
+"""How much a sweep or a purge erases before it lets other writers in."""
 
 BRIEF_BYTES_MAX = 65_536
 
 _AGE, _LEFT, _EXPIRES = map(COLUMNS.index, statements.KEPT_AS)
 _blob = bytearray
-"""What bytes are bound as: for `bytes` the driver looks for an adapter first, which takes longer
-than all the rest.
+"""Bind bytes as this: for `bytes` the driver first looks for an adapter, which takes longer than
+all the rest.
 """
 
 
-class Undone(enum.Enum):
-    """Instead of an outcome, where something must be written."""
+class NotRead(enum.Enum):
+    """Instead of an outcome: reading was not enough."""
 
-    UNDONE = "undone"
+    MUST_WRITE = "must write"
 
 
-UNDONE = Undone.UNDONE
+MUST_WRITE = NotRead.MUST_WRITE
 WRITES = frozenset({Swap, AppendStep, Tally, Sweep, Purge})
-"""Verbs that nothing can be found out about by looking first."""
+"""Verbs that always need a write transaction."""
 
 
 class NotAll(Exception):
-    """Not every row of a statement was written, and nobody knows which."""
+    """A statement did not write all its rows, and does not say which."""
 
 
-# ------------------------------------------------------------------------------------ looking
+# ------------------------------------------------------------------------------------ reading
 
 
-class Looking:
-    """Verbs that write nothing. Each is one statement, and sees what is there at its moment."""
+class Reader:
+    """Verbs that write nothing. Each is one statement, and sees a snapshot of its own."""
 
     def __init__(self, clock: Clock, execute: Execute) -> None:
         self._execute = execute
@@ -89,21 +89,21 @@ class Looking:
         self._known: dict[bytes, Record] = {}
 
     def carry_out(self, verbs: Sequence[Verb]) -> list[Any]:
-        """The outcomes in the same order; `UNDONE` where something must be written."""
+        """Return the outcomes in the same order; `MUST_WRITE` where reading is not enough."""
         self._known = self._find_all([verb.id for verb in verbs if type(verb) is Insert])
         return self._each(verbs)
 
     def _each(self, verbs: Sequence[Verb]) -> list[Any]:
         return [getattr(self, _METHODS[type(verb)])(verb) for verb in verbs]
 
-    def _undone(self, verb: Any) -> Any:
-        return UNDONE
+    def _must_write(self, verb: Any) -> Any:
+        return MUST_WRITE
 
-    swap = append_step = tally = sweep = purge = _undone
+    swap = append_step = tally = sweep = purge = _must_write
 
     def insert(self, verb: Insert) -> Any:
         known = self._known.get(verb.id)
-        return UNDONE if known is None else Found(known)
+        return MUST_WRITE if known is None else Found(known)
 
     def find(self, verb: Find) -> Record | None:
         return self._find(verb.id)
@@ -118,7 +118,7 @@ class Looking:
     def steps(self, verb: Steps) -> list[Step]:
         return [Step(*row) for row in self._execute(statements.STEPS, (verb.id,)).fetchall()]
 
-    def requested(self, verb: Requested) -> bytes | None:
+    def read_request(self, verb: Requested) -> bytes | None:
         row = self._execute(statements.REQUESTED, (verb.id,)).fetchone()
         return None if row is None else row[0]
 
@@ -130,8 +130,8 @@ class Looking:
 
     def scan(self, verb: Scan) -> list[Record]:
         state, tenant, limit = verb.state, verb.tenant, max(verb.limit, 0)
-        told = (verb.after, state, state, tenant, tenant, limit)
-        return [self._record(row) for row in self._execute(statements.SCAN, told).fetchall()]
+        parameters = (verb.after, state, state, tenant, tenant, limit)
+        return [self._record(row) for row in self._execute(statements.SCAN, parameters).fetchall()]
 
     def count(self, verb: Count) -> dict[State, int]:
         rows = self._execute(statements.COUNT).fetchall()
@@ -166,17 +166,17 @@ class Looking:
 # ------------------------------------------------------------------------------------ writing
 
 
-class Writing(Looking):
+class Writer(Reader):
     """Verbs within a write transaction, one by one."""
 
     _floor: int | None = None
 
     def carry_out(self, verbs: Sequence[Verb]) -> list[Any]:
-        """The outcomes in the same order."""
+        """Return the outcomes in the same order."""
         return self._each(verbs)
 
     def insert(self, verb: Insert) -> Inserted | Found:
-        inserted = self._execute(statements.INSERT, self._inserted(verb.claim)).fetchall()
+        inserted = self._execute(statements.INSERT, self._insert_row(verb.claim)).fetchall()
         if not inserted:
             [found] = self._find_all([verb.id]).values()
             return Found(found)
@@ -189,7 +189,7 @@ class Writing(Looking):
             found = self._find(verb.id)
             if found is None or not _HOLDS[verb.when](found):
                 return Refused(found)
-        if not self._swapped(verb):
+        if not self._swap_if_expected(verb):
             return Refused(self._find(verb.id))
         if verb.fresh:
             self._begin_anew(verb.id)
@@ -202,13 +202,13 @@ class Writing(Looking):
             self._execute(statements.keep_answers(1), _answer(verb))
         return Done(verb.fence + verb.raise_fence)
 
-    def _swapped(self, verb: Swap) -> bool:
-        """Change the claim, if it is as expected."""
+    def _swap_if_expected(self, verb: Swap) -> bool:
+        """Change the claim if it is as expected."""
         token = _blob(verb.new_token or verb.token)
-        owned = (verb.to._value_, int(verb.raise_fence), token, self._boot)
-        counted = (verb.attempt, verb.lapses, int(verb.no_effect))
-        told = owned + self._deadlines(verb) + counted + _expected(verb)
-        return bool(self._execute(statements.SWAP, told).rowcount)
+        owner = (verb.to._value_, int(verb.raise_fence), token, self._boot)
+        counts = (verb.attempt, verb.lapses, int(verb.no_effect))
+        parameters = owner + self._deadlines(verb) + counts + _owner(verb)
+        return bool(self._execute(statements.SWAP, parameters).rowcount)
 
     def append_step(self, verb: AppendStep) -> Done | Refused:
         step = verb.step
@@ -254,7 +254,7 @@ class Writing(Looking):
         return self._floor
 
     def _keep_request(self, claim: Claim) -> None:
-        """That of an earlier claim is gone: see 0002_requests.sql."""
+        """Store the claim's request; that of an earlier claim is gone: see 0002_requests.sql."""
         if claim.request is not None:
             self._execute(statements.KEEP_REQUEST, (claim.request, claim.id))
 
@@ -264,45 +264,45 @@ class Writing(Looking):
         self._execute(statements.REMOVE_ANSWER, (n,))
         self._execute(statements.REMOVE_STEPS, (n,))
 
-    def _inserted(self, claim: Claim) -> tuple[Any, ...]:
-        """All but the fence, as `sqlite_sql` names them."""
+    def _insert_row(self, claim: Claim) -> tuple[Any, ...]:
+        """Return all columns but the fence, as `statements` names them."""
         lease_until = self._now + claim.lease_s
         expires = self._wall + claim.lease_s + claim.retention_s
         owner = (_blob(claim.id), _blob(claim.token), self._boot)
         return (*owner, lease_until, expires, self._wall, *_request(claim))
 
     def _deadlines(self, verb: Swap) -> tuple[float, float]:
-        """When its lease ends, and when it expires."""
+        """Return when its lease ends, and when it expires."""
         if verb.lease_s is None:
             return 0.0, self._wall + verb.retention_s
         return self._now + verb.lease_s, self._wall + verb.lease_s + verb.retention_s
 
 
-class Single(Writing):
-    """A verb that `is_single`, by its one statement. Raises `NotAll` where that writes nothing: the
-    reason is to be found out within a transaction.
+class Single(Writer):
+    """A verb that `is_single`, by its one statement. Raises `NotAll` if that writes nothing: a
+    transaction then finds out why.
     """
 
     def insert(self, verb: Insert) -> Inserted:
-        for (fence,) in self._execute(statements.INSERT, self._inserted(verb.claim)).fetchall():
+        for (fence,) in self._execute(statements.INSERT, self._insert_row(verb.claim)).fetchall():
             return Inserted(fence)
         raise NotAll
 
     def swap(self, verb: Swap) -> Done:
-        if not self._swapped(verb):
+        if not self._swap_if_expected(verb):
             raise NotAll
         return Done(verb.fence)
 
 
-class Batch(Writing):
+class Batch(Writer):
     """Verbs within a write transaction, those of one kind together.
 
-    No two of them change the same id, so their order is of no account.
+    No two of them change the same id, so their order does not matter.
     """
 
     def carry_out(self, verbs: Sequence[Verb]) -> list[Any]:
-        """The outcomes in the same order. Raises `NotAll` where that is not known: then nothing may
-        be committed, and the verbs are to be carried out one by one.
+        """Return the outcomes in the same order. Raises `NotAll` if they are not known: then commit
+        nothing, and carry out the verbs one by one.
         """
         kinds = [_kind(verb) for verb in verbs]
         outcomes = {}
@@ -313,7 +313,7 @@ class Batch(Writing):
 
     def _insert_all(self, verbs: list[Insert]) -> list[Inserted]:
         fence = self._fence_floor() + 1
-        rows = [(fence, *self._inserted(verb.claim)) for verb in verbs]
+        rows = [(fence, *self._insert_row(verb.claim)) for verb in verbs]
         for piece in statements.pieces(rows):
             self._all(piece, statements.insert, _flat(piece))
         for verb in verbs:
@@ -321,7 +321,7 @@ class Batch(Writing):
         return [Inserted(fence)] * len(verbs)
 
     def _swap_all(self, verbs: list[Swap]) -> list[Done]:
-        rows = [(*_expected(verb), verb.to._value_, *self._deadlines(verb)) for verb in verbs]
+        rows = [(*_owner(verb), verb.to._value_, *self._deadlines(verb)) for verb in verbs]
         for piece in statements.pieces(rows):
             self._all(piece, statements.plain_swaps, [self._boot, *_flat(piece)])
         answers = [_answer(verb) for verb in verbs if verb.to is State.COMPLETED]
@@ -329,8 +329,8 @@ class Batch(Writing):
             self._all(kept, statements.keep_answers, _flat(kept))
         return [Done(verb.fence) for verb in verbs]
 
-    def _all(self, rows: list[Any], statement: Callable[[int], str], told: list[Any]) -> None:
-        if self._execute(statement(len(rows)), told).rowcount != len(rows):
+    def _all(self, rows: list[Any], statement: Callable[[int], str], parameters: list[Any]) -> None:
+        if self._execute(statement(len(rows)), parameters).rowcount != len(rows):
             raise NotAll
 
 
@@ -341,7 +341,7 @@ def _kind(verb: Verb) -> str:
 
 
 def _is_plain(verb: Swap) -> bool:
-    """It changes the state and the deadlines, and nothing else but the answer."""
+    """Whether it changes only the state, the deadlines and the answer."""
     return (
         verb.when is When.ANY
         and (verb.new_token, verb.claim, verb.attempt, verb.lapses) == (None, None, None, None)
@@ -350,14 +350,14 @@ def _is_plain(verb: Swap) -> bool:
 
 
 def is_single(verb: Verb) -> bool:
-    """One statement does it all, if it does anything."""
+    """Whether one statement is enough, if it writes anything."""
     if type(verb) is Swap:
         return _is_plain(verb) and verb.state is verb.to is State.RUNNING
     return type(verb) is Insert and verb.claim.request is None
 
 
 def is_brief(verb: Verb) -> bool:
-    """It concerns one record, and brings `BRIEF_BYTES_MAX` at most."""
+    """Whether it concerns one record and at most `BRIEF_BYTES_MAX`."""
     if type(verb) is Swap:
         body = None if verb.answer is None else verb.answer.body
         return len(body or b"") <= BRIEF_BYTES_MAX and verb.claim is None
@@ -373,7 +373,7 @@ _METHODS = {
     Peek: "peek",
     AppendStep: "append_step",
     Steps: "steps",
-    Requested: "requested",
+    Requested: "read_request",
     Tally: "tally",
     Due: "due",
     Sweep: "sweep",
@@ -390,14 +390,14 @@ _NO_HEADERS = encode_headers(())
 
 
 def _few_bytes(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """As many as fit into `ERASE_BYTES_MAX`, at least one: what is erased is written over."""
+    """Return as many as fit into `ERASE_BYTES_MAX`, at least one: erasing overwrites pages."""
     sizes = itertools.accumulate(row[1] for row in rows)
     few = [row for row, size in zip(rows, sizes, strict=True) if size <= ERASE_BYTES_MAX]
     return few or rows[:1]
 
 
 def _request(claim: Claim) -> tuple[Any, ...]:
-    """The columns that a new attempt brings with it, as `sqlite_sql` names them."""
+    """Return the columns that a new attempt brings, as `statements` names them."""
     return (
         claim.lease_s,
         claim.retention_s,
@@ -412,13 +412,13 @@ def _request(claim: Claim) -> tuple[Any, ...]:
     )
 
 
-def _expected(verb: Swap) -> tuple[Any, ...]:
-    """What the record must be for the swap to take place."""
+def _owner(verb: Swap) -> tuple[Any, ...]:
+    """Return what the record must match for the swap to take place."""
     return _blob(verb.id), verb.state._value_, verb.fence, _blob(verb.token)
 
 
 def _answer(verb: Swap) -> tuple[Any, ...]:
-    """The parameters of `sqlite_sql.keep_answers`."""
+    """Return the parameters of `statements.keep_answers`."""
     answer = verb.answer
     if answer is None:
         return _blob(verb.id), None, None, None, verb.resource_id
@@ -433,5 +433,5 @@ def _flat(rows: list[tuple[Any, ...]]) -> list[Any]:
 
 @functools.cache
 def boot_number(boot_id: str) -> int:
-    """The boot id in six bytes. Should two boots share one, a lease of the first is overlong."""
+    """Return the boot id in six bytes. If two boots share one, a lease of the first is overlong."""
     return int.from_bytes(hashlib.sha256(boot_id.encode()).digest()[:6])

@@ -14,9 +14,9 @@ TICK_S_MAX = 0.1
 
 
 class Wal:
-    """That of a file which a connection has open and has read: from then on it is there, as is its
-    index. Everything here raises `StoreUnavailable` where it sees that others would not find by
-    their names the files that the connection has open.
+    """The WAL of a file that a connection has open and has read: from then on it exists, as does
+    its index. All methods raise `StoreUnavailable` if other processes would no longer find, by
+    their names, the files that the connection has open.
     """
 
     def __init__(self, path: str) -> None:
@@ -25,8 +25,8 @@ class Wal:
         try:
             self._descriptor = os.open(f"{self._beside}-wal", os.O_RDONLY)
             self.close = weakref.finalize(self, os.close, self._descriptor)
-            """Also happens to one that is forgotten, as it does to the connection."""
-            self.close.atexit = False  # until the process is gone, somebody may still write
+            """Also called when this is collected, as the connection's is."""
+            self.close.atexit = False  # other threads may write until the process ends
             self._folders = {os.path.dirname(path), os.path.dirname(self._beside)}
             self._settled: list[tuple[int, ...]] = []
             self._identity = self._find()
@@ -34,8 +34,8 @@ class Wal:
             raise self._unavailable(error) from error
 
     def check(self) -> None:
-        """A look that takes a third of the time: nothing was made, renamed or removed around it, or
-        if so, the files are looked at.
+        """Check in a third of the time: look at the files only if something was created, renamed or
+        removed beside them.
         """
         try:
             if self._look_around() != self._settled:
@@ -44,33 +44,33 @@ class Wal:
             raise self._unavailable(error) from error
 
     def length(self) -> int:
-        """In bytes."""
+        """Return its length in bytes."""
         try:
             around = self._look_around()
             if self._find() != self._identity:
                 raise FileNotFoundError
-            # Within one tick of the file system's clock more could happen that would not show.
+            # Within one tick of the file system's clock another change would not show.
             long_ago_ns = (SystemClock.wall() - TICK_S_MAX) * 1e9
             self._settled = around if all(mtime < long_ago_ns for *_, mtime in around) else []
-            # Not by `stat`: where a file system keeps exact times, whoever looks at those of the
-            # WAL makes the next write change its inode, and to sync that takes half as long again.
+            # Not `stat`: on a file system with exact times, reading those of the WAL makes the next
+            # write change its inode, and syncing that takes half as long again.
             return os.lseek(self._descriptor, 0, os.SEEK_END)
         except OSError as error:
             raise self._unavailable(error) from error
 
     def _look_around(self) -> list[tuple[int, ...]]:
-        """What changes with every name in its folders."""
+        """Return what changes with every name in its folders."""
         found = map(os.stat, self._folders)
         return [(folder.st_dev, folder.st_ino, folder.st_mtime_ns) for folder in found]
 
     def _find(self) -> tuple[Any, ...]:
-        """What has the names of the files. Neither the first nor the index is synced with a commit.
+        """Return which files have the names. A commit syncs neither the database nor the index.
 
-        The WAL is asked for its own name, which is another one if it was moved or removed.
+        The descriptor of the WAL says its name, which differs if it was moved or removed.
         """
         try:
             name: Any = os.readlink(f"/proc/self/fd/{self._descriptor}")
-        except OSError:  # a system that does not tell
+        except OSError:  # this system does not say
             name = _inode(f"{self._beside}-wal")
         return _inode(self._path), _inode(f"{self._beside}-shm"), name
 

@@ -1,13 +1,13 @@
-"""The one writer of a SQLite file: nobody but us ends its transaction, and it ends in time.
+"""The write lock of atomic mode on SQLite: only oncekey ends the transaction, and it ends in time.
 
-While an atomic handler runs, nobody else writes to the file. So it must not take long, and what it
-does after its time must not count: once rolled back, a connection would commit each statement by
-itself. An authorizer, which SQLite asks when it prepares a statement, keeps the handler from ending
-the transaction. An interrupt, which no statement runs past, ends it when its time is over.
+An atomic handler blocks all other writers of the file. So it must not take long, and what it does
+after its time limit must not count: after a rollback each statement would commit by itself. An
+authorizer, which SQLite asks when it prepares a statement, keeps the handler from ending the
+transaction. An interrupt, which no statement runs past, ends it at the time limit.
 
-Who has which id is told by locks on the bytes of a file beside the database. They belong to an open
-file, not to a process, so that threads and processes meet alike, and the kernel drops them when
-their owner dies.
+Locks on the bytes of a file beside the database say which ids are taken. They belong to an open
+file, not to a process, so they work between threads and processes alike, and the kernel drops them
+when their owner dies.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Overdue(StoreUnavailable):
 
 
 class Byte:
-    """The lock that stands for an id, until it is closed."""
+    """The lock of an id, until it is closed."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
     def take(cls, path: str, record_id: bytes) -> Byte | None:
-        """None if somebody else has it."""
+        """Lock an id; None if another transaction has it."""
         try:
             descriptor = os.open(f"{path}-atomic", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreUnfit(
-                f"{path}-atomic cannot be opened: {error.strerror}; it tells who runs what, and "
+                f"{path}-atomic cannot be opened: {error.strerror}; it holds the locks of ids, and "
                 "this user must be allowed to write to it"
             ) from error
         at = int.from_bytes(record_id[:8]) >> 2
@@ -63,20 +63,20 @@ class Byte:
 
 
 class Exclusive:
-    """A connection whose write transaction is ours to end."""
+    """A connection whose write transaction only oncekey ends."""
 
     def __init__(self, db: sqlite3.Connection, seconds_max: float) -> None:
         self._db = db
         self._seconds_max = seconds_max
         self._mutex = threading.RLock()
         self._ender: int | None = None
-        """The thread that may end it."""
+        """The thread that may end the transaction."""
         self._denies = False
         self._ended = threading.Event()
         self._overdue = False
         self._pin: sqlite3.Cursor | None = db.execute("SELECT 'oncekey'")
-        """Never read to its end. While it is open an interrupt lasts, for all that is run, also for
-        what was prepared before; and what the handler closes is not freed yet.
+        """Never read to its end. While it is open an interrupt lasts, also for statements prepared
+        before; and a connection that the handler closes is not freed yet.
         """
         db.set_authorizer(self._authorise)
         suspend_at_fork(self)
@@ -98,8 +98,8 @@ class Exclusive:
         return sqlite3.SQLITE_DENY
 
     @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
-        """Whoever is in here may commit or roll back. Raises `Overdue` if that was done."""
+    def may_end(self) -> Iterator[None]:
+        """Allow this thread to commit or roll back. Raises `Overdue` after a rollback."""
         watch.drop(self)
         with self._mutex:
             self.check()
@@ -119,7 +119,7 @@ class Exclusive:
             )
 
     def expire(self) -> None:
-        """Roll back, from the thread that watches, unless it has ended meanwhile."""
+        """Roll back, from the watching thread, unless it has ended."""
         watch.drop(self)
         with self._mutex:
             if self._ended.is_set():
@@ -129,33 +129,30 @@ class Exclusive:
             self._ended.set()
 
     def leave(self) -> None:
-        """To be called before the connection is closed: it is rolled back, and from here on no
-        other thread touches it.
+        """Roll back before the connection is closed; after this no other thread touches it.
 
-        Whoever closed it in the middle of `_undo` would have Python give SQLite no connection at
-        all, and that ends the process.
+        Closing it in the middle of `_undo` would have Python give SQLite no connection at all, and
+        that ends the process.
         """
         watch.drop(self)
         with self._mutex:
-            if not self._ended.is_set():  # what is not read to its end would hold it, though closed
+            if not self._ended.is_set():  # an unread result would keep it open
                 self._undo()
                 self._ended.set()
             self._unpin()
 
     def roll_back(self) -> None:
-        """To be called while `ending`: closing would not do it while a result is not read to its
-        end.
-        """
+        """Roll back, within `may_end`: closing does not while a result is not read to its end."""
         with contextlib.suppress(sqlite3.Error):  # closed, perhaps by the handler
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
     def _undo(self) -> None:
-        # The handler may be in the middle of a statement, which may be about to call Python, as for
-        # `_authorise`. So nothing here waits for the connection while it keeps Python to itself, as
-        # `set_authorizer` would. Nothing runs past the interrupt, not even ROLLBACK; but a write
-        # that it stops takes the transaction with it, and this one needs not be parsed.
-        # The latter two: closed meanwhile.
+        # The handler may be in the middle of a statement that is about to call Python, as for
+        # `_authorise`. So nothing here may wait for the connection while holding the interpreter's
+        # lock, as `set_authorizer` would. Nothing runs past the interrupt, not even ROLLBACK; but a
+        # write that it stops takes the transaction with it, and this one needs no parsing.
+        # The latter two errors: the connection was closed meanwhile.
         with contextlib.suppress(sqlite3.Error, MemoryError, SystemError):
             self._db.interrupt()
             self._db.blobopen("oncekey_meta", "fence_floor", 1)
@@ -171,28 +168,28 @@ class Exclusive:
                 pin.close()
 
     def free(self) -> None:
-        """For a connection that goes back to a pool or is closed, unless it was closed already."""
+        """Prepare a connection for its pool or for closing."""
         self._unpin()
         with contextlib.suppress(sqlite3.Error):
             self._db.set_authorizer(None)
 
-    # A transaction must not cross a fork: the child would count on its parent's locks.
+    # A transaction must not cross a fork: the child would rely on its parent's locks.
 
     def before_fork(self) -> None:
         self._ended.wait(self._seconds_max + 1.0)
 
     def after_fork(self) -> None:
-        """It is over."""
+        """Do nothing: the transaction is over."""
 
 
 class _Watch:
-    """A thread that rolls back whoever is late. One for all: there is one writer per file."""
+    """A thread that rolls back overdue transactions: one for all, as a file has one writer."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
-        """Also in a forked child: the thread and what it watched are its parent's."""
+    def reset(self) -> None:
+        """Start empty, also in a forked child: the thread is its parent's."""
         self._condition = threading.Condition()
         self._late_at: dict[Exclusive, float] = {}
         self._wakes_at = 0.0
@@ -230,4 +227,4 @@ class _Watch:
 
 
 watch = _Watch()
-os.register_at_fork(after_in_child=watch.begin_anew)
+os.register_at_fork(after_in_child=watch.reset)
