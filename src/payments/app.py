@@ -1,6 +1,6 @@
-"""The application: what stands in front, oncekey in the middle, the routes inside.
+"""The application: access control outside, oncekey in the middle, the routes inside.
 
-gate (who, how often, how much)  →  known cards alone  →  a key for everybody  →  oncekey  →  routes
+access (who, how often, how much)  →  card filter  →  generated keys  →  oncekey  →  routes
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ ROWS_ONLY = (
     "POST /v1/refunds/{id}",
     "POST /v1/tokens",
 )
-"""Routes whose only effects are rows: claim, rows and answer are one transaction. All others move
-money, or may; they are made of steps, which a retry or the recoverer continues.
+"""Routes whose only effects are rows: claim, rows and response commit in one transaction. Others
+may move money: they consist of steps that a retry or the recoverer continues.
 """
 
 ATOMIC_S_MAX = 5.0
 LAPSES_MAX = 1000
-"""Whatever is begun can be continued, however often that fails: nobody needs to look."""
+"""Every operation can be resumed, however often that fails: no operator needs to look at it."""
 
 MOVES_MONEY = (
     "POST /v1/charges",
@@ -80,19 +80,19 @@ PARTS = (
 )
 
 NOT_SEARCHED = ("charges", "customers", "payment_intents")
-"""What Stripe's clients can search, and this has no search for."""
+"""What Stripe's clients can search and this API cannot."""
 
 
 def create_app(settings: Settings, network: Network | None = None) -> App:
-    """The payments API as an ASGI application. Its tables must be there: `payments migrate`."""
+    """Build the payments API as an ASGI application. `payments migrate` creates its tables."""
     database = Database(settings)
-    watch = TraceLog() if settings.shows_demo else None
-    hooks = [watch] if watch else []
+    trace = TraceLog() if settings.shows_demo else None
+    hooks = [trace] if trace else []
     api = create_api(settings, database, network or Network(settings.network_url, hooks=hooks))
-    if watch is not None:
-        checkout.add(api, watch)
+    if trace is not None:
+        checkout.add(api, trace)
     if not settings.idempotent:
-        return guard_access(CardFilter(api), settings, database, _knows_nothing)
+        return guard_access(CardFilter(api), settings, database, _unknown_state)
     guarded = IdempotencyMiddleware(
         api,
         store=database.url,
@@ -107,16 +107,18 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         routes=_policies(settings.lease_s),
         hooks=hooks,
         atomic=atomic.SQLAlchemy(database.atomic_engine),
-        inside=[ConcurrencyLimit.__name__],  # a replay needs no room
+        inside=[ConcurrencyLimit.__name__],  # a replay takes no slot
     )
-    let_in: App = CardFilter(GeneratedKeys(guarded, api))
-    if watch is None:
-        return guard_access(let_in, settings, database, guarded.state_of)
-    return watch.outside(guard_access(watch.inside(let_in), settings, database, guarded.state_of))
+    filtered: App = CardFilter(GeneratedKeys(guarded, api))
+    if trace is None:
+        return guard_access(filtered, settings, database, guarded.state_of)
+    return trace.wrap_outside(
+        guard_access(trace.wrap_inside(filtered), settings, database, guarded.state_of)
+    )
 
 
 def _policies(lease_s: float) -> dict[str, Policy]:
-    # While one such handler runs, SQLite renews no lease: it must be over well before one ends.
+    # While such a handler runs, SQLite renews no lease: it must end well before a lease expires.
     rows_only = Policy(atomic=True, atomic_s_max=min(ATOMIC_S_MAX, lease_s / 4))
     return dict.fromkeys(ROWS_ONLY, rows_only) | dict.fromkeys(MOVES_MONEY, Policy())
 
@@ -127,7 +129,7 @@ def _tenant(request: oncekey.Request) -> str:
 
 
 def create_api(settings: Settings, database: Database, network: Network) -> FastAPI:
-    """What is inside: the routes, and what they work with."""
+    """Build the routes and put what they work with into the application's state."""
     api = FastAPI(
         title="payments",
         version=API_VERSION,
@@ -138,12 +140,12 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
         lifespan=_lifespan,
     )
     api.state.settings, api.state.database, api.state.network = settings, database, network
-    api.state.held = [network, database]
+    api.state.closed_at_exit = [network, database]
     errors.add_handlers(api)
     api.add_middleware(ConcurrencyLimit, threads_max=settings.threads_max)
     api.state.senders = Senders(settings)
-    for kind in NOT_SEARCHED:  # before the routes to which any name is an id
-        api.add_route(f"/v1/{kind}/search", _not_here, include_in_schema=False)
+    for kind in NOT_SEARCHED:  # before the routes that take any name for an id
+        api.add_route(f"/v1/{kind}/search", _not_found, include_in_schema=False)
     for part in PARTS:
         api.include_router(part.router)
     pages.add(api, settings)
@@ -151,7 +153,7 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
     return api
 
 
-async def _not_here(_: Request) -> Response:
+async def _not_found(_: Request) -> Response:
     raise HTTPException(404)
 
 
@@ -162,46 +164,47 @@ async def _lifespan(api: FastAPI) -> AsyncIterator[None]:
     recovers = settings.recover and settings.idempotent
     recoverer = Recoverer(settings.database) if recovers else contextlib.nullcontext()
     try:
-        async with recoverer, _meanwhile(api):
+        async with recoverer, _background_tasks(api):
             yield
     finally:
-        for held in api.state.held:
-            held.close()
+        for resource in api.state.closed_at_exit:
+            resource.close()
 
 
 @contextlib.asynccontextmanager
-async def _meanwhile(api: FastAPI) -> AsyncIterator[None]:
-    """What is done beside the requests, where the settings say so: webhooks are sent, old events
-    are removed, and what waits for the network's word, and nobody else asks for, is asked for.
+async def _background_tasks(api: FastAPI) -> AsyncIterator[None]:
+    """Run what the settings ask for beside the requests: send webhooks, delete old events, and
+    finish what waits for the card network after its client has gone.
     """
     settings: Settings = api.state.settings
     database: Database = api.state.database
-    chores: list[PeriodicTask | DeliveryWorker] = []
+    tasks: list[PeriodicTask | DeliveryWorker] = []
     if settings.deliver:
-        chores += [
+        tasks += [
             DeliveryWorker(database, api.state.senders),
             EventSweeper(database, settings.events_kept_s),
         ]
     if settings.recover:
-        chores.append(Finisher(database, api.state.network, settings.patience_s))
-    for chore in chores:
-        chore.start()
+        tasks.append(Finisher(database, api.state.network, settings.patience_s))
+    for task in tasks:
+        task.start()
     try:
         yield
     finally:
-        for chore in chores:
-            await anyio.to_thread.run_sync(chore.stop)
+        for task in tasks:
+            await anyio.to_thread.run_sync(task.stop)
 
 
-async def _knows_nothing(_: Scope) -> str | None:
-    """What became of a key, where none is looked at."""
+async def _unknown_state(_: Scope) -> str | None:
+    """Know no key: without oncekey nothing is stored under one."""
     return None
 
 
 class GeneratedKeys:
-    """Gives a POST to the API that brings no key one of its own. Nobody can retry under it, but
-    there is only one way to move money, and the recoverer finishes what such a client abandons too.
-    Pages belong to no account, and need no key.
+    """Adds a generated key to every POST to the API that has none.
+
+    No client can retry under it, but money moves in one way only, and the recoverer also finishes
+    what such a client abandons. Pages belong to no account and need no key.
     """
 
     def __init__(self, app: App, pages: App) -> None:

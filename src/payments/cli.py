@@ -28,7 +28,7 @@ from payments.access.accounts import (
 from payments.access.rate_limits import Rates
 from payments.api.errors import StripeError
 from payments.money import reconcile
-from payments.server import CannotServeError, ListenOptions, greeting, migrate, serve
+from payments.server import CannotServeError, ListenOptions, migrate, serve, welcome_text
 from payments.settings import Settings, make_folder
 from payments.storage import rows
 from payments.storage.database import Database
@@ -41,19 +41,19 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 ABOUT = """\
 A Stripe-compatible payments API that never charges twice.
 
-  serve       the API alone; `./dev run` starts it with all that belongs to it
-  migrate     create the tables that are missing, before the servers of a new release start
+  serve       serve the API alone; `./dev run` starts the whole system
+  migrate     create missing tables, before servers of a new release start
   account     create and list accounts; rotate and revoke their keys
-  resend      deliver an event to its webhook endpoints once more
-  reconcile   compare the ledger with the card network's own book, and print every difference
-  run         everything at once on this machine: what `./dev run` does
+  resend      deliver an event to its webhook endpoints again
+  reconcile   compare the ledger with the card network's book and print every difference
+  run         start the whole system on this machine, like `./dev run`
 
-Each explains itself: ./dev payments serve --help
+Options of a command: ./dev payments serve --help
 """
 
 
 def main(words: list[str]) -> int:
-    """Run one command. 0: done; 1: it could not be, the reason is printed; 2: not understood."""
+    """Run one command. 0: done; 1: failed, the reason is printed; 2: not understood."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     if words[:1] == ["reconcile"]:
         return reconcile.main(words[1:])
@@ -61,19 +61,19 @@ def main(words: list[str]) -> int:
         from payments.demo import supervisor
 
         return supervisor.main(words[1:])
-    said = parser().parse_args(words)
+    args = parser().parse_args(words)
     try:
-        command: int = said.command(said)
+        command: int = args.command(args)
         return command
     except (CannotServeError, AccountNotFoundError, StripeError) as error:
         print(error, file=sys.stderr)
     except (sqlalchemy.exc.DBAPIError, oncekey.StoreError) as error:
         print(
-            f"The database cannot be used: {getattr(error, 'orig', error)}\n"
-            "Check --database or --data. Tables are created by: ./dev payments migrate",
+            f"Cannot use the database: {getattr(error, 'orig', error)}\n"
+            "Check --database or --data. Create tables with: ./dev payments migrate",
             file=sys.stderr,
         )
-    except ValueError as error:  # a setting that cannot be
+    except ValueError as error:  # an invalid setting
         print(error, file=sys.stderr)
     return 1
 
@@ -81,54 +81,54 @@ def main(words: list[str]) -> int:
 # ------------------------------------------------------------------------------ the commands
 
 
-def _serve(said: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace) -> int:
     settings = Settings(
-        data=said.data,
-        database_url=said.database,
-        redis_url=said.redis or None,
-        network_url=said.network,
-        body_bytes_max=said.body_bytes_max,
-        rates=Rates().but(said.limit),
-        webhook_networks=tuple(said.webhook_network),
-        wait_s=said.wait_s,
-        events_kept_s=said.events_kept,
+        data=args.data,
+        database_url=args.database,
+        redis_url=args.redis or None,
+        network_url=args.network,
+        body_bytes_max=args.body_bytes_max,
+        rates=Rates().but(args.limit),
+        webhook_networks=tuple(args.webhook_network),
+        wait_s=args.wait_s,
+        events_kept_s=args.events_kept,
     )
     listening = ListenOptions(
-        host=said.host,
-        port=said.port,
-        workers=said.workers,
-        certificate=said.certificate,
-        private_key=said.private_key,
-        proxies=",".join(said.trusted_proxy),
-        drain_s_max=said.drain_s_max,
+        host=args.host,
+        port=args.port,
+        workers=args.workers,
+        certificate=args.certificate,
+        private_key=args.private_key,
+        proxies=",".join(args.trusted_proxy),
+        drain_s_max=args.drain_s_max,
     )
-    return serve(settings, listening, lambda: print(greeting(settings, listening), flush=True))
+    return serve(settings, listening, lambda: print(welcome_text(settings, listening), flush=True))
 
 
-def _migrate(said: argparse.Namespace) -> int:
-    settings = _where(said)
+def _migrate(args: argparse.Namespace) -> int:
+    settings = _settings(args)
     if settings.keeps_files:
         make_folder(settings.data)
     migrate(settings)
-    print("All tables are there.")
+    print("All tables exist.")
     return 0
 
 
-def _create(said: argparse.Namespace) -> int:
-    with closing(Database(_where(said))) as database:
-        account, key = Accounts(database).create(said.name, said.mode)
+def _create(args: argparse.Namespace) -> int:
+    with closing(Database(_settings(args))) as database:
+        account, key = Accounts(database).create(args.name, args.mode)
     print(f"account  {account.id}\nkey      {key}\n{_ONCE}")
     return 0
 
 
-def _list(said: argparse.Namespace) -> int:
-    settings = _where(said)
+def _list(args: argparse.Namespace) -> int:
+    settings = _settings(args)
     with closing(Database(settings)) as database:
         found = Accounts(database).all()
     for account in found:
         print(f"{account.id}  {account.name}")
         for key in account.keys:
-            print(f"    {key.hint}  made {_date(key.created)}, {_condition(key)}")
+            print(f"    {key.hint}  made {_date(key.created)}, {_key_status(key)}")
     if settings.takes_local_key:
         print(f"{LOCAL.id}  built in\n    {LOCAL_KEY}  works on this machine only")
     elif not found:
@@ -136,45 +136,45 @@ def _list(said: argparse.Namespace) -> int:
     return 0
 
 
-def _rotate(said: argparse.Namespace) -> int:
-    with closing(Database(_where(said))) as database:
-        key = Accounts(database).rotate(Account(said.account, said.mode), said.overlap)
-    until = _date(clock.now_s() + said.overlap)
+def _rotate(args: argparse.Namespace) -> int:
+    with closing(Database(_settings(args))) as database:
+        key = Accounts(database).rotate(Account(args.account, args.mode), args.overlap)
+    until = _date(clock.now_s() + args.overlap)
     print(f"key      {key}\n{_ONCE}\nThe keys before it work until {until}.")
     return 0
 
 
-def _revoke(said: argparse.Namespace) -> int:
-    if (said.key is None) == (not said.all):
-        print("Name the key, in full or as `account list` shows it; or all of them with --all.")
+def _revoke(args: argparse.Namespace) -> int:
+    if (args.key is None) == (not args.all):
+        print("Name the key, in full or as `account list` shows it, or use --all.")
         return 2
-    with closing(Database(_where(said))) as database:
-        for key in Accounts(database).revoke(Account(said.account, said.mode), said.key):
+    with closing(Database(_settings(args))) as database:
+        for key in Accounts(database).revoke(Account(args.account, args.mode), args.key):
             print(f"revoked  {key.hint}")
-    print("Servers that know a key already stop taking it within 2 seconds.")
+    print("Servers that have cached a key reject it within 2 seconds.")
     return 0
 
 
-def _resend(said: argparse.Namespace) -> int:
-    whose = Account(said.account, said.mode).tenant
-    with closing(Database(_where(said))) as database, database.begin() as connection:
-        event = rows.get(connection, events, whose, said.event, lock=True)
-        made = deliveries.send_again(connection, whose, event, said.endpoint, clock.wall())
+def _resend(args: argparse.Namespace) -> int:
+    whose = Account(args.account, args.mode).tenant
+    with closing(Database(_settings(args))) as database, database.begin() as connection:
+        event = rows.get(connection, events, whose, args.event, lock=True)
+        made = deliveries.send_again(connection, whose, event, args.endpoint, clock.wall())
     if not made:
-        print("No endpoint that is enabled wants this event: nothing will be sent.")
+        print("No enabled endpoint subscribes to this event: nothing will be sent.")
         return 1
     print(f"{event.type} will be sent again, as {', '.join(made)}.")
     return 0
 
 
-_ONCE = "The key is shown this once: only its digest is kept."
+_ONCE = "The key is shown only now: the database stores its digest."
 
 
-def _where(said: argparse.Namespace) -> Settings:
-    return Settings(data=said.data, database_url=said.database)
+def _settings(args: argparse.Namespace) -> Settings:
+    return Settings(data=args.data, database_url=args.database)
 
 
-def _condition(key: Key) -> str:
+def _key_status(key: Key) -> str:
     if key.revoked is not None:
         return f"revoked {_date(key.revoked)}"
     if key.expires is None:
@@ -186,7 +186,7 @@ def _date(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-# --------------------------------------------------------------------------- what can be said
+# --------------------------------------------------------------------------- options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -200,10 +200,10 @@ def parser() -> argparse.ArgumentParser:
         required=True, metavar="COMMAND", prog=top.prog, help=argparse.SUPPRESS
     )
     _describe_serve(commands.add_parser("serve", description="Serve the API until SIGTERM."))
-    tables = commands.add_parser("migrate", description="Create the tables that are missing.")
+    tables = commands.add_parser("migrate", description="Create missing tables.")
     tables.set_defaults(command=_migrate)
-    _add_where(tables)
-    replay_body = commands.add_parser("resend", description="Deliver an event once more.")
+    _add_database_options(tables)
+    replay_body = commands.add_parser("resend", description="Deliver an event again.")
     _describe_resend(replay_body)
     account = commands.add_parser("account", description="Accounts and their keys.")
     _describe_account(account.add_subparsers(required=True, metavar="COMMAND"))
@@ -212,7 +212,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _describe_serve(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(command=_serve)
-    _add_where(sub)
+    _add_database_options(sub)
     usual = ListenOptions()
     sub.add_argument("--host", default=usual.host, help="address to listen on [%(default)s]")
     sub.add_argument("--port", type=int, default=usual.port, help="[%(default)s]")
@@ -222,7 +222,7 @@ def _describe_serve(sub: argparse.ArgumentParser) -> None:
         "--redis",
         default=os.environ.get("PAYMENTS_REDIS", ""),
         metavar="URL",
-        help="count the limits there, for all processes together [$PAYMENTS_REDIS, or in memory]",
+        help="count rate limits there, for all processes together [$PAYMENTS_REDIS, or in memory]",
     )
     sub.add_argument(
         "--limit",
@@ -231,14 +231,14 @@ def _describe_serve(sub: argparse.ArgumentParser) -> None:
         metavar="NAME=RATE",
         help='such as writes=50/second, "POST charges=5/second", total=off; see docs/payments.md',
     )
-    sub.add_argument("--certificate", type=Path, metavar="FILE", help="PEM file; speaks HTTPS")
+    sub.add_argument("--certificate", type=Path, metavar="FILE", help="PEM file; serves HTTPS")
     sub.add_argument("--private-key", type=Path, metavar="FILE", help="PEM file of its key")
     sub.add_argument(
         "--trusted-proxy",
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="believe this proxy's X-Forwarded-For; may be repeated [none is believed]",
+        help="trust this proxy's X-Forwarded-For; may be repeated [none]",
     )
     sub.add_argument(
         "--webhook-network",
@@ -246,7 +246,7 @@ def _describe_serve(sub: argparse.ArgumentParser) -> None:
         default=[],
         type=_network,
         metavar="NETWORK",
-        help="send webhooks there although it is not public: 10.1.0.0/16; may be repeated [none]",
+        help="allow webhooks to this private network, such as 10.1.0.0/16; may be repeated [none]",
     )
     _add_bounds(sub)
 
@@ -257,14 +257,14 @@ def _add_bounds(sub: argparse.ArgumentParser) -> None:
         type=_duration,
         default=_USUAL.events_kept_s,
         metavar="TIME",
-        help="how long events and what was sent of them are kept: 7d [30d]",
+        help="how long to store events and their deliveries: 7d [30d]",
     )
     sub.add_argument(
         "--wait-s",
         type=_seconds,
         default=_USUAL.wait_s,
         metavar="N",
-        help="how long a retry waits for its first request before it is told 409 [%(default)s]",
+        help="how long a retry waits for the first request before it gets 409 [%(default)s]",
     )
     sub.add_argument(
         "--body-bytes-max",
@@ -278,7 +278,7 @@ def _add_bounds(sub: argparse.ArgumentParser) -> None:
         type=int,
         default=ListenOptions().drain_s_max,
         metavar="N",
-        help="how long SIGTERM waits for requests that are under way [%(default)s]",
+        help="how long SIGTERM waits for running requests [%(default)s]",
     )
 
 
@@ -287,19 +287,21 @@ def _describe_resend(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("account", metavar="ACCOUNT", help="acct_…")
     sub.add_argument("event", metavar="EVENT", help="evt_…")
     sub.add_argument(
-        "--endpoint", metavar="ENDPOINT", help="we_…, whatever it wants [all that want the event]"
+        "--endpoint", metavar="ENDPOINT", help="we_…, whatever it subscribes to [all subscribers]"
     )
     sub.add_argument("--mode", choices=("test", "live"), default="test", help="[%(default)s]")
-    _add_where(sub)
+    _add_database_options(sub)
 
 
 def _describe_account(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    create = commands.add_parser("create", help="a new account with its first key")
+    create = commands.add_parser("create", help="create an account with its first key")
     create.set_defaults(command=_create)
-    create.add_argument("name", help="for people, such as 'Tea shop'")
-    every = commands.add_parser("list", help="all accounts, and which of their keys work")
+    create.add_argument("name", help="a display name, such as 'Tea shop'")
+    every = commands.add_parser("list", help="list accounts and which of their keys work")
     every.set_defaults(command=_list)
-    rotate = commands.add_parser("rotate", help="a new key; the old ones work a while longer")
+    rotate = commands.add_parser(
+        "rotate", help="create a new key; the old ones work a while longer"
+    )
     rotate.set_defaults(command=_rotate)
     rotate.add_argument("account", metavar="ACCOUNT", help="acct_…")
     rotate.add_argument(
@@ -309,18 +311,18 @@ def _describe_account(commands: argparse._SubParsersAction[argparse.ArgumentPars
         metavar="TIME",
         help="how long the old keys still work: 30m, 24h, 7d, 0s [24h]",
     )
-    revoke = commands.add_parser("revoke", help="end a key now")
+    revoke = commands.add_parser("revoke", help="revoke a key now")
     revoke.set_defaults(command=_revoke)
     revoke.add_argument("account", metavar="ACCOUNT", help="acct_…")
     revoke.add_argument("key", nargs="?", metavar="KEY", help="in full, or as `list` shows it")
     revoke.add_argument("--all", action="store_true", help="all keys of the account")
     for sub in (create, every, rotate, revoke):
-        _add_where(sub)
+        _add_database_options(sub)
     for sub in (create, rotate, revoke):
         sub.add_argument("--mode", choices=("test", "live"), default="test", help="[%(default)s]")
 
 
-def _add_where(sub: argparse.ArgumentParser) -> None:
+def _add_database_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--data",
         type=Path,
@@ -344,14 +346,14 @@ def _network(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    """How many, none or more, and not for ever."""
+    """Parse a number of seconds, 0 or more."""
     if re.fullmatch(r"\d{1,6}(\.\d+)?", text) is None:
         raise argparse.ArgumentTypeError(f"{text}: write seconds as 10 or 0.5")
     return float(text)
 
 
 def _duration(text: str) -> int:
-    """Seconds, from 30m, 24h, 7d."""
+    """Parse 30m, 24h or 7d into seconds."""
     found = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text}: write a time as 30m, 24h or 7d")

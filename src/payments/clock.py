@@ -1,4 +1,4 @@
-"""What time it is: the one place of this package that asks the machine."""
+"""The clock: the only module of this package that reads the machine's time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 
 
 def now_s() -> int:
-    """Whole seconds since 1970, as Stripe's objects carry them."""
+    """Return whole seconds since 1970, as in Stripe's objects."""
     return int(time.time())
 
 
 def wall() -> float:
-    """Seconds since 1970, for deadlines that are kept in the database."""
+    """Return seconds since 1970, for deadlines stored in the database."""
     return time.time()
 
 
 def monotonic() -> float:
-    """Seconds that never jump, for measuring and waiting within this process."""
+    """Return seconds that never jump, to measure and wait within this process."""
     return time.monotonic()

@@ -1,7 +1,7 @@
-"""Serve: the API on a socket, in one process or several, until it is told to end.
+"""Serve the API on a socket, in one process or several.
 
-SIGTERM and Ctrl-C drain: no new requests are taken, those under way are answered, then it ends
-with status 0.
+SIGTERM and Ctrl-C drain: the server takes no new requests, finishes the running ones and exits with
+status 0.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ BACKLOG = 2_048
 PORT_MAX = 65_535
 DRAIN_S_MAX = 30
 WORKER_START_S_MAX = 60
-"""How long SIGHUP, which replaces the workers one by one, waits for each."""
+"""How long SIGHUP, which replaces the workers one by one, waits for each to start."""
 FAILED_TO_START = 3
-"""The exit status of a uvicorn worker whose application did not start."""
+"""The exit status of a uvicorn worker whose application failed to start."""
 
 
 class CannotServeError(Exception):
-    """Something that must be put right first; the text says what."""
+    """The server cannot start; the text says what to fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ class ListenOptions:
     port: int = 8000
     workers: int = 1
     certificate: Path | None = None
-    """With it, and its private key, HTTPS is spoken."""
+    """Together with its private key: serve HTTPS."""
     private_key: Path | None = None
     proxies: str = ""
-    """Addresses, separated by commas, whose X-Forwarded-For is believed."""
+    """Comma-separated addresses whose X-Forwarded-For is trusted."""
     drain_s_max: int = DRAIN_S_MAX
 
     @property
@@ -67,22 +67,23 @@ class ListenOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Application:
-    """Makes the application; a value, so that it can be sent to worker processes."""
+class AppFactory:
+    """Creates the application; a value, so that it can be pickled for worker processes."""
 
     settings: Settings
 
     def __call__(self) -> Any:
         parent = multiprocessing.parent_process()
-        if parent is not None:  # a worker must not outlive whoever would replace it
-            watch = threading.Thread(target=_end_with, args=(parent,), daemon=True)
+        if parent is not None:  # a worker must not outlive the process that replaces it
+            watch = threading.Thread(target=_exit_with, args=(parent,), daemon=True)
             watch.start()
         return create_app(self.settings)
 
 
-class Protocol(HttpToolsProtocol):
-    """uvicorn's, but when the server ends, idle HTTPS connections are cut: to end them politely
-    means to wait half a minute for a client that is not listening.
+class DrainingProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, but aborts idle HTTPS connections at shutdown.
+
+    Closing them properly would wait half a minute for a client that is not listening.
     """
 
     def shutdown(self) -> None:
@@ -95,33 +96,35 @@ class Protocol(HttpToolsProtocol):
 
 
 class Workers(Multiprocess):
-    """uvicorn's, but workers are not asked for a sign of life: one that starts, or dies while it is
-    asked, gives none, and would keep its parent from replacing the others and from hearing of its
-    own end. Whoever has died is replaced.
-    And when it ends, the parent lets go of the port at once: a new client is refused, and may go
-    elsewhere, rather than wait for workers that take nobody any more.
+    """uvicorn's supervisor, with two differences.
+
+    It does not ping workers: one that starts, or dies during a ping, does not reply, and would keep
+    the parent from replacing the others and from handling signals. Dead workers are replaced.
+
+    At shutdown the parent closes the port at once: new clients are refused and may go elsewhere,
+    instead of waiting for workers that accept no connections any more.
     """
 
     def keep_subprocess_alive(self) -> None:
         for place, worker in enumerate(self.processes):
             if self.should_exit.is_set() or worker.process.is_alive():
                 continue
-            worker.kill()  # closes what leads to it
+            worker.kill()  # closes its pipes
             if worker.exitcode == FAILED_TO_START:
-                log.error("a worker could not start, and another one could not either: ending")
+                log.error("a worker could not start, and another could not either: exiting")
                 self.should_exit.set()
                 return
             self.processes[place] = Process(self.config, self.sockets)
             self.processes[place].start()
 
     def terminate_all(self) -> None:
-        for held in self.sockets:
-            held.close()
+        for listener in self.sockets:
+            listener.close()
         super().terminate_all()
 
 
 def serve(settings: Settings, listening: ListenOptions, ready: Callable[[], None]) -> int:
-    """Serve until a signal ends it; `ready` is called once the port is ours. The exit status."""
+    """Serve until a signal and return the exit status. Calls `ready` once the port is bound."""
     check(settings, listening)
     if settings.keeps_files:
         make_folder(settings.data)
@@ -129,15 +132,15 @@ def serve(settings: Settings, listening: ListenOptions, ready: Callable[[], None
     config = configure(settings, listening)
     try:
         sockets = [config.bind_socket()]
-    except SystemExit:  # its reason has been logged
+    except SystemExit:  # uvicorn has logged the reason
         raise CannotServeError(
             f"Cannot listen on {listening.host} port {listening.port}: choose another one with "
-            "--port, or end whoever has it."
+            "--port, or stop the process that uses it."
         ) from None
     if settings.shows_demo and listening.certificate is None:
         webhook_listener.register(settings, listening.url)
     ready()
-    # uvicorn ends what runs, then passes the signal on: an end that was asked for is no failure.
+    # uvicorn drains, then raises the signal again: a requested shutdown is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         if listening.workers == 1:
@@ -153,15 +156,15 @@ def serve(settings: Settings, listening: ListenOptions, ready: Callable[[], None
 
 def configure(settings: Settings, listening: ListenOptions) -> uvicorn.Config:
     return uvicorn.Config(
-        Application(settings),
+        AppFactory(settings),
         factory=True,
-        http=Protocol,
+        http=DrainingProtocol,
         host=listening.host,
         port=listening.port,
         workers=listening.workers,
         ssl_certfile=listening.certificate,
         ssl_keyfile=listening.private_key,
-        # Whoever connects could write these headers: they count only from proxies that are named.
+        # Any client could send these headers: trust them only from the named proxies.
         proxy_headers=bool(listening.proxies),
         forwarded_allow_ips=listening.proxies or None,
         timeout_worker_healthcheck=WORKER_START_S_MAX,
@@ -174,7 +177,7 @@ def configure(settings: Settings, listening: ListenOptions) -> uvicorn.Config:
 
 
 def check(settings: Settings, listening: ListenOptions) -> None:
-    """Find what cannot work before anything is started."""
+    """Raise for settings that cannot work, before anything starts."""
     if (listening.certificate is None) != (listening.private_key is None):
         raise CannotServeError("HTTPS needs both --certificate FILE and --private-key FILE.")
     if listening.certificate is not None:
@@ -183,8 +186,8 @@ def check(settings: Settings, listening: ListenOptions) -> None:
             context.load_cert_chain(listening.certificate, listening.private_key)
         except OSError as error:  # an ssl.SSLError is one
             raise CannotServeError(
-                f"{listening.certificate} and {listening.private_key} are no certificate and its "
-                f"private key in PEM form that can be read: {error}"
+                f"cannot read {listening.certificate} and {listening.private_key} as a "
+                f"certificate and its private key in PEM format: {error}"
             ) from None
     if not 0 <= listening.port <= PORT_MAX:
         raise CannotServeError(f"--port takes a number from 0 up to {PORT_MAX}.")
@@ -198,33 +201,32 @@ def check(settings: Settings, listening: ListenOptions) -> None:
     if not _is_address(settings.network_url):
         raise CannotServeError("--network takes the card network's address: http://127.0.0.1:8001")
     if settings.redis_url is not None:
-        connection_pool(settings.redis_url)  # workers would find out, each by itself and for ever
+        connection_pool(settings.redis_url)  # else every worker would fail by itself, for ever
     elif listening.workers > 1:
         log.warning(
-            "%d workers without --redis: each counts for itself, so that up to %d times the limits "
-            "pass",
+            "%d workers without --redis: each counts by itself, so up to %d times the limits pass",
             listening.workers,
             listening.workers,
         )
-    if listening.certificate is None and not _loops_back(listening.host):
+    if listening.certificate is None and not _is_loopback(listening.host):
         log.warning(
-            "keys travel unencrypted to %s: use --certificate and --private-key, or let only a "
-            "proxy that speaks HTTPS reach it",
+            "keys travel unencrypted to %s: use --certificate and --private-key, or put an HTTPS "
+            "proxy in front",
             listening.host,
         )
 
 
 def migrate(settings: Settings) -> None:
-    """Create the tables that are missing, our own and oncekey's."""
-    database = Database(settings)  # refuses what rows cannot be kept in, which records could be
+    """Create missing tables, ours and oncekey's."""
+    database = Database(settings)  # rejects databases that only oncekey supports
     try:
         database.create_tables()
     finally:
         database.close()
 
 
-def greeting(settings: Settings, listening: ListenOptions) -> str:
-    """What to do with a server that was started."""
+def welcome_text(settings: Settings, listening: ListenOptions) -> str:
+    """Say how to use a server that has started."""
     if not settings.takes_local_key:
         return (
             f"The payments API is on {listening.url}/v1, its documentation on {listening.url}/docs"
@@ -233,7 +235,7 @@ def greeting(settings: Settings, listening: ListenOptions) -> str:
     return (
         f"The payments API is on {listening.url}, its documentation on {listening.url}/docs\n"
         f"Its key, which works on this machine only, is {LOCAL_KEY}\n\n"
-        "  Charge a card, then send it again: the answer is the same, and says it is a replay.\n"
+        "  Charge a card, then send it again: the response is the same, marked as a replay.\n"
         f"    curl -i {listening.url}/v1/charges -u {LOCAL_KEY}: \\\n"
         "       -H 'Idempotency-Key: first-try' \\\n"
         "       -d amount=2000 -d currency=eur -d source=tok_visa\n"
@@ -244,17 +246,17 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         return False
 
 
-def _loops_back(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def _end_with(parent: Any) -> None:
+def _exit_with(parent: Any) -> None:
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -84,7 +84,7 @@ class NearNetwork(Network):
         kind = KINDS[path]
         try:
             with self._turn:
-                done = self._book.carry_out(kind, key, validate_fields(kind, fields), lambda: None)
+                done = self._book.execute(kind, key, validate_fields(kind, fields), lambda: None)
         except RequestRefused as error:
             raise NetworkRefused(error.code, str(error)) from None
         if self.down:

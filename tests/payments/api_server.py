@@ -30,7 +30,7 @@ POINTS = {
     "after_pending": (transactions.ResumableRequest, "begin", "after"),
     "after_authorise": (orders, "authorise", "after"),
     "before_commit_of_the_end": (transactions, "encode", "after"),
-    "after_commit_of_the_end": (transactions, "answer", "before"),
+    "after_commit_of_the_end": (transactions, "respond", "before"),
 }
 
 

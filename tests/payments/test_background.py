@@ -63,8 +63,8 @@ def test_p11_a_courier(
             courier.run()
     assert paused.waits == [*(pause / 2 for pause in DOUBLED), 0.1, 0.1]
     first, last = caplog.messages
-    assert first.startswith("deliveries cannot be handed out: (builtins.Exception) refused at ")
-    assert last == "deliveries are handed out again"
+    assert first.startswith("cannot claim deliveries: (builtins.Exception) refused at ")
+    assert last == "claiming deliveries works again"
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_p11_a_courier_whose_database_was_dropped(
         paused = watched(courier, then)
         courier.run()
     assert paused.waits == [pause / 2 for pause in DOUBLED]
-    assert len([line for line in caplog.messages if "cannot be handed out" in line]) == 1
+    assert len([line for line in caplog.messages if "cannot claim deliveries" in line]) == 1
 
 
 def test_p11_a_chore(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from tests.payments.posts import post_on
 @pytest.fixture
 def data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     assert cli.main(["migrate", "--data", str(tmp_path / "new" / "data")]) == 0
-    assert capsys.readouterr().out == "All tables are there.\n"
+    assert capsys.readouterr().out == "All tables exist.\n"
     return str(tmp_path / "new" / "data")
 
 
@@ -29,7 +29,7 @@ def test_an_account_from_its_first_key_to_its_last(
 ) -> None:
     made = say(capsys, "account", "create", "Tea shop", "--data", data)
     account, key = re.findall(r"acct_\w+|sk_test_\w+", made)
-    assert "shown this once" in made
+    assert "shown only now" in made
     listed = say(capsys, "account", "list", "--data", data)
     assert f"{account}  Tea shop" in listed
     assert f"sk_test_…{key[-4:]}" in listed
@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_made(
     file = tmp_path / "file"
     file.write_text("")
     told = say(capsys, command, "--data", str(file / "data"), status=1)
-    assert "choose another by --data" in told
+    assert "choose another with --data" in told
 
 
 def test_an_event_is_delivered_once_more(data: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_a_database_that_was_not_prepared(
     ("words", "told"),
     [
         (["--limit", "speed=1/second"], "there is no limit"),
-        (["--limit", "writes=often"], "no rate"),
+        (["--limit", "writes=often"], "not a rate"),
         (["--workers", "0"], "--workers"),
         (["--certificate", "no.pem"], "both"),
         (["--certificate", "no.pem", "--private-key", "no.key"], "PEM"),

@@ -1,8 +1,7 @@
-"""Accounts and their keys. A key is shown once, when it is made; only its digest is kept.
+"""Accounts and their API keys. A key is shown once, when created; the database stores its digest.
 
-What belongs to an account is kept under its *tenant*, the account and the mode, never under the key
-that happened to be used: a key can be replaced, and the retries of what was sent with the old one
-are still recognised.
+Everything of an account is stored under its *tenant* (account and mode), never under the API key of
+the request: after a key is replaced, retries of earlier requests are still recognised.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from payments.storage.tables import accounts, api_keys
 Mode = Literal["test", "live"]
 
 SECRET_CHARS = 32
-"""190 bits of chance: too many to guess, so that a plain digest of it is enough."""
+"""190 random bits: too many to guess, so a plain digest is enough."""
 HINT_CHARS = 4
 OVERLAP_S = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whose request it is."""
+    """The account and mode a request belongs to."""
 
     id: str
     mode: Mode = "test"
 
     @property
     def tenant(self) -> str:
-        """Under what its rows and its idempotency keys are kept."""
+        """What its rows and idempotency keys are stored under."""
         return f"{self.id}/{self.mode}"
 
     @classmethod
     def of(cls, tenant: str) -> Account:
-        """The account that a tenant names."""
+        """Return the account of a tenant."""
         account, _, mode = tenant.rpartition("/")
         return cls(account, cast(Mode, mode))
 
@@ -53,11 +52,11 @@ LOCAL_KEY = "sk_test_local"  # no secret: only this machine may use it
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is kept of a key."""
+    """What is stored about a key."""
 
     account: Account
     hint: str
-    """Enough to tell it from others: `sk_test_…aB3x`."""
+    """Enough to tell it from others, such as `sk_test_…aB3x`."""
     created: int
     expires: int | None = None
     revoked: int | None = None
@@ -68,7 +67,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class AccountSummary:
-    """An account as the operator sees it."""
+    """An account as operators see it."""
 
     id: str
     name: str
@@ -77,7 +76,7 @@ class AccountSummary:
 
 
 class AccountNotFoundError(LookupError):
-    """There is no account of that id, or no key of it that would be meant."""
+    """There is no such account, or no such key of it."""
 
 
 class Accounts:
@@ -87,7 +86,7 @@ class Accounts:
         self._database = database
 
     def create(self, name: str, mode: Mode = "test", id_: str | None = None) -> tuple[Account, str]:
-        """A new account and its first key, which is shown here and never again."""
+        """Create an account and its first key, which is returned here and never again."""
         account = Account(id_ or ids.new("acct"), mode)
         with self._database.begin() as connection:
             created = {"id": account.id, "created": clock.now_s(), "name": name}
@@ -95,7 +94,7 @@ class Accounts:
             return account, _add_key(connection, account)
 
     def all(self) -> list[AccountSummary]:
-        """All accounts with all their keys, oldest first."""
+        """List all accounts with their keys, oldest first."""
         keys: dict[str, list[Key]] = defaultdict(list)
         with self._database.read() as connection:
             for row in connection.execute(sa.select(api_keys).order_by(api_keys.c.created)):
@@ -106,15 +105,15 @@ class Accounts:
             ]
 
     def find_key(self, digest: bytes) -> Key | None:
-        """What is known of a key, be it valid or not."""
+        """Look up a key, valid or not."""
         with self._database.read() as connection:
             row = connection.execute(sa.select(api_keys).where(api_keys.c.digest == digest)).first()
         return None if row is None else _key(row)
 
     def rotate(self, account: Account, overlap_s: int = OVERLAP_S) -> str:
-        """A new key for an account. Its other keys of the same mode work for `overlap_s` more."""
+        """Create a key. The account's other keys of that mode work for another `overlap_s`."""
         until = clock.now_s() + overlap_s
-        ending = (
+        expire = (
             sa.update(api_keys)
             .where(_of(account), api_keys.c.revoked.is_(None))
             .where(sa.or_(api_keys.c.expires.is_(None), api_keys.c.expires > until))
@@ -122,36 +121,39 @@ class Accounts:
         )
         with self._database.begin() as connection:
             _require(connection, account.id)
-            connection.execute(ending)
+            connection.execute(expire)
             return _add_key(connection, account)
 
     def revoke(self, account: Account, key: str | None = None) -> list[Key]:
-        """End a key now: one that is given in full or by its hint, or all of that mode. Says which
-        were ended.
+        """Revoke a key now, given in full or by its hint, or all keys of that mode.
+
+        Returns the revoked keys.
         """
-        meant = sa.and_(_of(account), api_keys.c.revoked.is_(None))
+        matching = sa.and_(_of(account), api_keys.c.revoked.is_(None))
         if key is not None:
-            meant = sa.and_(meant, sa.or_(api_keys.c.digest == digest(key), api_keys.c.hint == key))
+            matching = sa.and_(
+                matching, sa.or_(api_keys.c.digest == digest(key), api_keys.c.hint == key)
+            )
         now = clock.now_s()
         with self._database.begin() as connection:
             _require(connection, account.id)
-            ended = connection.execute(sa.select(api_keys).where(meant)).all()
-            if not ended:
+            revoked = connection.execute(sa.select(api_keys).where(matching)).all()
+            if not revoked:
                 raise AccountNotFoundError(
-                    f"{account.id} has no such key in {account.mode} mode that is not revoked "
-                    "already. Its keys are listed by: ./dev payments account list"
+                    f"{account.id} has no such key in {account.mode} mode, or it is revoked "
+                    "already. List its keys with: ./dev payments account list"
                 )
-            connection.execute(sa.update(api_keys).where(meant).values(revoked=now))
-        return [_key(row) for row in ended]
+            connection.execute(sa.update(api_keys).where(matching).values(revoked=now))
+        return [_key(row) for row in revoked]
 
 
 def digest(key: str) -> bytes:
-    """What is kept of a key."""
+    """Return the digest that is stored for a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def hint(key: str) -> str:
-    """What may be shown of a key."""
+    """Return the part of a key that may be shown."""
     kind, _, secret = key.rpartition("_")
     return f"{kind}_…{secret[-HINT_CHARS:]}"
 
@@ -177,7 +179,7 @@ def _require(connection: Connection, account_id: str) -> None:
     if connection.execute(sa.select(accounts.c.id).where(accounts.c.id == account_id)).first():
         return
     raise AccountNotFoundError(
-        f"There is no account {account_id}. Those that exist: ./dev payments account list"
+        f"There is no account {account_id}. List accounts with: ./dev payments account list"
     )
 
 

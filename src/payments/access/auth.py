@@ -1,4 +1,4 @@
-"""Authentication: from the key that a request brings to the account that it belongs to.
+"""Authentication: from a request's API key to its account.
 
 Keys come as Bearer tokens, as Stripe's clients send them, or as the user name of Basic
 authentication, as `curl -u sk_test_…:` does.
@@ -19,61 +19,61 @@ from payments import clock
 from payments.access.accounts import LOCAL, LOCAL_KEY, Account, Accounts, Key, digest, hint
 
 KEYS_FRESH_S = 2.0
-"""How long a key that was looked up is believed: a revoked one works at most so much longer."""
-KEYS_REMEMBERED_MAX = 10_000
+"""How long a looked-up key is cached: a revoked one works at most this much longer."""
+KEYS_CACHED_MAX = 10_000
 KEY_CHARS_MAX = 255
 
 _FORWARDED = (b"forwarded", b"x-forwarded", b"x-real-ip", b"x-client-ip", b"via", b"cf-connecting")
-"""How the headers begin by which a proxy says that it is one."""
+"""How the headers begin that proxies add."""
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidKey:
-    """Somebody without a valid key, and what to tell them."""
+    """The request has no valid key; the message says why."""
 
     message: str
     code: str | None = None
 
 
 class Keys:
-    """Who a key belongs to, remembered for moments, so that most requests ask no database."""
+    """Whose each key is, cached briefly, so that most requests need no database query."""
 
     def __init__(self, accounts: Accounts, *, local: bool = False) -> None:
         self._accounts = accounts
         self._local = local
-        self._seen: dict[bytes, tuple[Key, float]] = {}
+        self._cache: dict[bytes, tuple[Key, float]] = {}
 
     def recall(self, key: str, scope: Mapping[str, Any]) -> Account | InvalidKey | None:
-        """Whose key it is, if that is known without looking; None if it must be looked up."""
+        """Return whose key it is, from the cache; None if it must be looked up."""
         if key == LOCAL_KEY:
             return self._local_account(scope)
-        seen = self._seen.get(digest(key))
+        seen = self._cache.get(digest(key))
         if seen is None:
             return None
         known, read_at = seen
         fresh = clock.monotonic() - read_at < KEYS_FRESH_S and known.works(clock.wall())
         return known.account if fresh else None
 
-    def remembers(self, key: str) -> bool:
-        """Whether it was a valid key when last looked up: its owner is no stranger."""
-        return digest(key) in self._seen
+    def was_valid(self, key: str) -> bool:
+        """Whether the key was valid when last looked up."""
+        return digest(key) in self._cache
 
     async def look_up(self, key: str) -> Account | InvalidKey:
-        """Ask the database whose key it is."""
-        looked_at, known_by = clock.monotonic(), digest(key)
-        found = await asyncio.to_thread(self._accounts.find_key, known_by)
+        """Look up in the database whose key it is."""
+        looked_at, key_digest = clock.monotonic(), digest(key)
+        found = await asyncio.to_thread(self._accounts.find_key, key_digest)
         if found is None:
-            self._seen.pop(known_by, None)
+            self._cache.pop(key_digest, None)
             return InvalidKey(f"Invalid API Key provided: {hint(key)[:40]}")
         if not found.works(clock.wall()):
-            self._seen.pop(known_by, None)
+            self._cache.pop(key_digest, None)
             how = "revoked" if found.revoked is not None else "rotated, and its time is over"
             return InvalidKey(
                 f"Expired API Key provided: {found.hint} was {how}.", "api_key_expired"
             )
-        if len(self._seen) >= KEYS_REMEMBERED_MAX:
-            self._seen.clear()
-        self._seen[known_by] = found, looked_at
+        if len(self._cache) >= KEYS_CACHED_MAX:
+            self._cache.clear()
+        self._cache[key_digest] = found, looked_at
         return found.account
 
     def _local_account(self, scope: Mapping[str, Any]) -> Account | InvalidKey:
@@ -92,7 +92,7 @@ class Keys:
 
 
 def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | InvalidKey:
-    """The key that a request brings in its Authorization header."""
+    """Read the key from the Authorization header."""
     lines = [content for name, content in headers if name == b"authorization"]
     if not lines:
         return InvalidKey(
@@ -123,9 +123,10 @@ def _basic_user(credentials: str) -> str | None:
 
 
 def is_local(scope: Mapping[str, Any]) -> bool:
-    """Whether a request was surely made on this machine: by its peer, by the name under which it
-    was sent here (a page elsewhere may have its own name point at 127.0.0.1), and not on behalf of
-    somebody else by a proxy that runs here.
+    """Whether a request certainly comes from this machine.
+
+    Its peer is on loopback, so is its Host (a site elsewhere may point its own name at 127.0.0.1),
+    and no local proxy forwards it for somebody else.
     """
     client = scope.get("client")
     hosts = [content for name, content in scope["headers"] if name == b"host"]

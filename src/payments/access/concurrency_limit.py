@@ -1,7 +1,7 @@
-"""Room: requests that change something leave some threads to those that only look.
+"""Concurrency limit: requests that write leave some threads to requests that read.
 
 While the card network does not answer, each charge holds its thread for many seconds. Without this
-they would soon hold all of them, and nobody could even see what became of their charges.
+limit charges would soon hold all threads, and nobody could even look up their status.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from payments.access.middleware import App, Receive, Scope, Send, refuse
 from payments.access.rate_limits import READS
 
 READS_SHARE = 0.25
-"""The part of the threads that is left to others."""
+"""The share of threads reserved for reads."""
 WAIT_S_MAX = 10.0
-"""How long one waits for a place."""
+"""How long a request waits for a slot."""
 
 
 class ConcurrencyLimit:
-    """Lets at most the other threads' worth of changes run at once. The rest wait their turn,
-    without a thread, and not for ever.
+    """Limits how many writes run at once; the others wait without a thread, for a limited time.
 
-    Who is in oncekey's own transaction asks no network, and does not wait: on SQLite all who write
-    would wait for it, also those whose places it waits for.
+    A handler inside oncekey's transaction calls no network and does not wait: on SQLite it blocks
+    all writers, including those that hold the slots it would wait for.
     """
 
     def __init__(self, app: App, threads_max: int) -> None:

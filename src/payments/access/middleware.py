@@ -1,7 +1,7 @@
-"""The gate: what every request passes before oncekey and the handlers see it.
+"""Access middleware: what every request passes before oncekey and the handlers see it.
 
-From the outside: a request id; who is it, and may they ask for more now; is the body small enough.
-Whoever is refused here has changed nothing and spent no idempotency key. All of it is plain ASGI.
+From the outside in: health check, request id, API key and rate limits, body size. A request refused
+here has changed nothing and spent no idempotency key. All of it is plain ASGI.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ REQUEST_ID_CHARS = 14
 
 _VERSION = (b"stripe-version", API_VERSION.encode())
 _REPLAYED = (b"idempotent-replayed", b"true")
-_MEANT_FOR = (b"stripe-account", b"stripe-context")
+_ACTS_FOR = (b"stripe-account", b"stripe-context")
 
 
 def guard_access(app: App, settings: Settings, database: Database, state_of: StateOf) -> App:
-    """The whole gate before an application. `state_of` is that of oncekey's middleware, which
-    tells what became of a key without claiming it.
+    """Wrap an application in all access middleware.
+
+    `state_of` is the method of oncekey's middleware that returns the state of a key without
+    claiming it.
     """
     keys = Keys(Accounts(database), local=settings.takes_local_key)
     limits = RateLimits(settings.rates, Counters(settings.redis_url))
@@ -51,27 +53,27 @@ def guard_access(app: App, settings: Settings, database: Database, state_of: Sta
 
 
 def in_api(scope: Scope) -> bool:
-    """Whether this is a request for the API, not for a page or for documentation."""
+    """Whether this is a request to the API, not for a page or documentation."""
     path: str = scope.get("path", "")
     return scope["type"] == "http" and (path == API or path.startswith(f"{API}/"))
 
 
 def account_of(scope: Scope) -> Account:
-    """Whose request it is: as `Admission` found out, or, where oncekey finishes what a client
-    abandoned, as it was when the request came.
-    """
+    """Return the account of a request: authenticated or, during recovery, stored by oncekey."""
     account = scope.get("state", {}).get("account")
     if isinstance(account, Account):
         return account
     return Account.of(oncekey.current().tenant)
 
 
-# ------------------------------------------------------------------------------- is it there
+# ------------------------------------------------------------------------------- health check
 
 
 class Health:
-    """Answers 200 on `/healthz` for whoever decides where requests go. It asks no database: one
-    that is down is down for all servers, and replacing this one would not help.
+    """Answers 200 on `/healthz`, for load balancers.
+
+    It does not query the database: if that is down, it is down for all servers, and replacing this
+    one would not help.
     """
 
     def __init__(self, app: App) -> None:
@@ -88,9 +90,7 @@ class Health:
 
 
 class RequestIds:
-    """Outermost: gives each request an id, and each answer of the API the headers that Stripe's
-    clients look for.
-    """
+    """Gives each request an id, and each response the headers that Stripe's clients expect."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -122,13 +122,11 @@ def _with_headers(send: Send, request_id: str) -> Send:
     return send_with_headers
 
 
-# ------------------------------------------------------------------------------- who, how often
+# ------------------------------------------------------------------------ API key and rate limits
 
 
 class Admission:
-    """Lets in whoever has a valid key and has not used up their share. Only the API needs a key;
-    pages and documentation do not.
-    """
+    """Authenticates requests to the API and applies rate limits. Pages and docs need no key."""
 
     def __init__(self, app: App, *, keys: Keys, limits: RateLimits, state_of: StateOf) -> None:
         self._app = app
@@ -146,7 +144,7 @@ class Admission:
         try:
             account = await self._identify(scope)
         except SQLAlchemyError as error:
-            log.error("keys cannot be looked up: %s", error)
+            log.error("cannot look up API keys: %s", error)
             message = "Keys cannot be looked up at the moment. Nothing was done; try again."
             await refuse(send, 503, message, type="api_error")
             return
@@ -158,8 +156,8 @@ class Admission:
             message = f"This key acts for {account.id} alone, not for {other[:100]!r}."
             await refuse(send, 403, message, code="account_invalid")
         elif not scope["path"].isprintable():
-            # The router passes over a line's end behind a path; oncekey and the limits do not, and
-            # would take it for another endpoint, with other rules.
+            # The router ignores a newline at the end of a path; oncekey and the rate limits do not:
+            # they would apply the rules of another endpoint.
             message = f"Unrecognized request URL ({scope['method']}: {scope['path'][:200]!r})."
             await refuse(send, 404, message)
         else:
@@ -170,24 +168,24 @@ class Admission:
         key = read_key(scope["headers"])
         if isinstance(key, InvalidKey):
             return await self._limits.admit_stranger(_address(scope)) or key
-        found = self._keys.recall(key, scope)
-        if found is None:
-            # Guesses must not cost a query each. Owners of keys that were valid may look again.
-            if not self._keys.remembers(key):
+        account = self._keys.recall(key, scope)
+        if account is None:
+            # Guesses must not cost a query each. Keys that were valid may be looked up again.
+            if not self._keys.was_valid(key):
                 full = await self._limits.look_at_stranger(_address(scope))
                 if full is not None:
                     return full
-            found = await self._keys.look_up(key)
-        if isinstance(found, InvalidKey):
-            return await self._limits.admit_stranger(_address(scope)) or found
-        return found
+            account = await self._keys.look_up(key)
+        if isinstance(account, InvalidKey):
+            return await self._limits.admit_stranger(_address(scope)) or account
+        return account
 
     async def _admit(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
         full = await self._limits.admit(tenant, method, path)
         may_replay = method not in READS and _brings_key(scope)
         if full is not None:
-            # Drawn before the look, which costs a query: that too must have a limit.
+            # Count it before looking up its key: that query needs a limit too.
             spent = await self._limits.admit_replay(tenant) if may_replay else full
             if spent is None and not await self._is_completed(scope):
                 spent = full
@@ -205,7 +203,7 @@ class Admission:
             await self._app(scope, receive, send)
 
     async def _is_completed(self, scope: Scope) -> bool:
-        """Whether a request can only be replayed, or refused: it cannot run anything."""
+        """Whether the request can only be replayed or refused, because its key is completed."""
         try:
             return await self._state_of(scope) == "completed"
         except oncekey.StoreError:
@@ -221,7 +219,7 @@ class Admission:
 
 
 class _ReplayDetector:
-    """A `send` that notices whether what it sends is a replay."""
+    """A `send` that notes whether the response is a replay."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -234,13 +232,14 @@ class _ReplayDetector:
 
 
 def _other_account(scope: Scope, account: Account) -> str | None:
-    """Whom else a request is meant for, by a header of Stripe's for platforms. There are none here,
-    and what is meant for somebody else must not be done in the name of who asks.
+    """Return the other account that a request names in one of Stripe's headers for platforms.
+
+    Platforms are not supported, and such a request must not run for the caller's own account.
     """
     for name, content in scope["headers"]:
-        if name in _MEANT_FOR and content != account.id.encode():
-            said: str = content.decode("latin-1")
-            return said
+        if name in _ACTS_FOR and content != account.id.encode():
+            named: str = content.decode("latin-1")
+            return named
     return None
 
 
@@ -257,7 +256,7 @@ def _brings_key(scope: Scope) -> bool:
 
 
 class BodyLimit:
-    """Takes in the whole body, or refuses it with 413 before anything is done with it."""
+    """Reads the whole body, or refuses it with 413."""
 
     def __init__(self, app: App, bytes_max: int) -> None:
         self._app = app
@@ -296,17 +295,17 @@ class BodyLimit:
 
 
 class _Disconnected:
-    """The client left before it had said what it wants."""
+    """The client disconnected before sending its whole body."""
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives a whole body that was read already, then what comes after it."""
+    """Return a `receive` that yields a body that was already read, then the following messages."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def replay_body() -> Message:
+    async def receive_again() -> Message:
         return pending.pop() if pending else await receive()
 
-    return replay_body
+    return receive_again
 
 
 # ---------------------------------------------------------------------------------- refusals
@@ -336,7 +335,7 @@ async def refuse(
     param: str | None = None,
     headers: list[Header] | None = None,
 ) -> None:
-    """An error in Stripe's shape."""
+    """Send an error in Stripe's format."""
     content = {"type": type, "code": code, "message": message, "param": param}
     error = {name: value for name, value in content.items() if value is not None}
     await _send_json(send, status, {"error": error}, headers)

@@ -1,14 +1,13 @@
-"""Limits: how much of the API one caller may use. They are counted before a key is claimed, so a
-refused request has spent nothing.
+"""Rate limits: how much of the API one caller may use, counted before a key is claimed.
 
-Each request of an account draws on three buckets: the endpoint's (reads and writes apart), the
-account's, and the one that all accounts share. Requests without a valid key draw on their
-address's bucket alone, so that strangers cannot use up what customers need.
+Each request of an account draws on three buckets: one per endpoint (reads and writes apart), one
+per account, and one shared by all accounts. Requests without a valid API key draw only on a bucket
+of their address, so that strangers cannot use up what customers need.
 
-A replay costs no handler, so it draws on a bucket of its own. Before the claim nobody knows that a
-request will be a replay; therefore it draws on the writes like any other, and gets that back when
-its answer turns out to be a replay. If the writes are used up, a request whose key is completed is
-let through on the replays' bucket: it cannot run anything.
+A replay runs no handler and draws on a separate bucket. Before the claim it is unknown whether a
+request will be a replay, so it draws on the writes first and gets that back when the response is a
+replay. If the writes are used up, a request whose key is completed may still draw on the replays:
+it cannot run anything.
 """
 
 from __future__ import annotations
@@ -41,25 +40,25 @@ RESOURCES = (
     *("balance", "charges", "customers", "events", "payment_intents", "payment_methods"),
     *("refunds", "tokens", "webhook_endpoints"),
 )
-"""What the API has; an endpoint's limit names one of each."""
+"""The API's methods and resources; a limit for an endpoint names one of each."""
 REDIS_S_MAX = 1.0
-"""How long one question to Redis may take."""
-REDIS_REST_S = 5.0
-"""How long Redis is left alone after it failed."""
-STEP_S = 1.0
-"""Windows may last so much longer when the machine's clock is set back."""
+"""How long one Redis command may take."""
+REDIS_PAUSE_S = 5.0
+"""How long Redis is not used after it failed."""
+CLOCK_STEP_S_MAX = 1.0
+"""How far the machine's clock may be set back before counting restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What is allowed per window, such as "50/second" or "1000/minute"; "off" for no limit."""
+    """The limits, such as "50/second" or "1000/minute"; "off" for none."""
 
     reads: str = "500/second"
     """Per account and endpoint: GET."""
     writes: str = "250/second"
     """Per account and endpoint: everything else."""
     replays: str = "1000/second"
-    """Per account: answers that are sent again."""
+    """Per account: replayed responses."""
     account: str = "1000/second"
     """Per account, over all endpoints."""
     total: str = "5000/second"
@@ -67,7 +66,7 @@ class Rates:
     strangers: str = "120/minute"
     """Per address: requests without a valid key."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    """Instead of reads or writes, where an endpoint is named: {"POST charges": "20/second"}."""
+    """Per account, for one endpoint, instead of reads or writes: {"POST charges": "20/second"}."""
 
     def __post_init__(self) -> None:
         for where, rate in self._all():
@@ -75,7 +74,7 @@ class Rates:
                 _item(rate)
             except ValueError:
                 raise ValueError(
-                    f'{where}={rate}: no rate. Write it as "50/second", "1000/minute", or "off"'
+                    f'{where}={rate}: not a rate. Write "50/second", "1000/minute" or "off"'
                 ) from None
 
     def _all(self) -> Iterator[tuple[str, str]]:
@@ -83,7 +82,7 @@ class Rates:
         yield from self.endpoints.items()
 
     def but(self, changes: list[str]) -> Rates:
-        """With changes as the command line has them, such as "writes=20/second"."""
+        """Return rates with changes from the command line, such as "writes=20/second"."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         endpoints = dict(self.endpoints)
         for change in changes:
@@ -107,36 +106,36 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What a request draws on."""
+    """A limit that requests count against."""
 
     reason: str
-    """As Stripe-Rate-Limited-Reason names it."""
+    """Its name in Stripe-Rate-Limited-Reason."""
     rate: RateLimitItem | None
     who: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded:
-    """A bucket has nothing left for this request."""
+    """A bucket is empty."""
 
     reason: str
     retry_after_s: int
 
 
 class Counters:
-    """Where hits are counted: in this process, or on Redis for all processes together.
+    """Counts hits in this process, or in Redis for all processes together.
 
     While Redis is down each process counts by itself: the API stays up and stays limited, at worst
-    at the limit times the number of processes.
+    to the limit times the number of processes.
     """
 
     def __init__(self, redis_url: str | None = None, redis_s_max: float = REDIS_S_MAX) -> None:
         self._memory = FixedWindowRateLimiter(MemoryStorage())
         self._latest = clock.wall()
         self._pool: redis.asyncio.ConnectionPool | None = None
-        self._together: FixedWindowRateLimiter | None = None
+        self._shared: FixedWindowRateLimiter | None = None
         self._redis_s_max = redis_s_max
-        self._rest_until = 0.0
+        self._redis_paused_until = 0.0
         if redis_url is not None:
             self._pool = connection_pool(redis_url)
             storage = RedisStorage(
@@ -145,17 +144,17 @@ class Counters:
                 key_prefix="payments",
                 connection_pool=self._pool,  # type: ignore[arg-type]  # (as its documentation says)
             )
-            self._together = FixedWindowRateLimiter(storage)
+            self._shared = FixedWindowRateLimiter(storage)
 
     async def draw(self, bucket: Bucket, cost: int = 1) -> LimitExceeded | None:
-        """Take one from a bucket, or say when there will be more. A negative cost gives back."""
+        """Take one from a bucket, or say when it refills. A negative cost gives back."""
         rate = bucket.rate
         if rate is None or await self._ask(lambda on: on.hit(rate, *bucket.who, cost=cost)):
             return None
         return await self._full(bucket, rate)
 
     async def look(self, bucket: Bucket) -> LimitExceeded | None:
-        """Whether a bucket is empty; takes nothing."""
+        """Check whether a bucket is empty; take nothing."""
         rate = bucket.rate
         if rate is None or await self._ask(lambda on: on.test(rate, *bucket.who)):
             return None
@@ -167,60 +166,62 @@ class Counters:
         return LimitExceeded(bucket.reason, max(1, min(left_s, rate.get_expiry())))
 
     async def _ask(self, question: Callable[[FixedWindowRateLimiter], Awaitable[T]]) -> T:
-        if self._together is None or clock.monotonic() < self._rest_until:
-            return await question(self._alone())
+        if self._shared is None or clock.monotonic() < self._redis_paused_until:
+            return await question(self._local())
         try:
             async with asyncio.timeout(self._redis_s_max):
-                answer = await question(self._together)
+                answer = await question(self._shared)
         except (RedisError, OSError) as error:  # a TimeoutError is an OSError
-            if not self._rest_until:
+            if not self._redis_paused_until:
                 log.warning(
-                    "the limits' Redis does not answer (%s): until it does, each process counts "
-                    "for itself, so that up to the limits times the processes pass",
+                    "Redis for rate limits does not respond (%s): until it does, each process "
+                    "counts for itself, so up to the limits times the processes pass",
                     str(error) or type(error).__name__,
                 )
-            self._rest_until = clock.monotonic() + REDIS_REST_S
-            return await question(self._alone())
-        if self._rest_until:
-            log.warning("the limits' Redis answers again: all processes count together")
-            self._rest_until = 0.0
+            self._redis_paused_until = clock.monotonic() + REDIS_PAUSE_S
+            return await question(self._local())
+        if self._redis_paused_until:
+            log.warning("Redis for rate limits responds again: all processes count together")
+            self._redis_paused_until = 0.0
         return answer
 
-    def _alone(self) -> FixedWindowRateLimiter:
-        """What this process counts. The library's windows end by the machine's clock: when that is
-        set back they would go on for as long as that, so counting begins anew.
+    def _local(self) -> FixedWindowRateLimiter:
+        """Return this process's own counters.
+
+        The library's windows end by the machine's clock. If that is set back they would last that
+        much longer, so counting restarts.
         """
         before, self._latest = self._latest, clock.wall()
-        if self._latest < before - STEP_S:
+        if self._latest < before - CLOCK_STEP_S_MAX:
             self._memory = FixedWindowRateLimiter(MemoryStorage())
         return self._memory
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         if self._pool is not None:
             await self._pool.aclose()
 
 
 def connection_pool(url: str) -> redis.asyncio.ConnectionPool:
-    """Connections to this Redis, none of them open yet; ValueError if it cannot be meant."""
+    """Return an unopened connection pool; raise ValueError for an invalid URL."""
     try:
         return redis.asyncio.ConnectionPool.from_url(url)
-    except ValueError:  # which may repeat a part of the password
+    except ValueError:  # its text may contain part of the password
         raise ValueError(
-            "the limits' Redis has an address that cannot be read: write "
+            "cannot read the URL of Redis for rate limits: write "
             "redis://user:password@host:6379/0, and in the password %40 for @ and %2F for /"
         ) from None
 
 
 class RateLimits:
-    """The rates, and what of them is used."""
+    """Applies the rates to requests."""
 
     def __init__(self, rates: Rates, counters: Counters) -> None:
         self._counters = counters
         self._items = {name: _item(rate) for name, rate in rates._all()}
 
     async def admit(self, tenant: str, method: str, path: str) -> LimitExceeded | None:
-        """Draw for one request of an account; the first bucket that is empty refuses it."""
+        """Draw for a request of an account; the first empty bucket refuses it."""
         for bucket in self._buckets(tenant, method, path):
             if (full := await self._counters.draw(bucket)) is not None:
                 return full
@@ -231,11 +232,10 @@ class RateLimits:
         return await self._counters.draw(self._replays(tenant))
 
     async def was_replay(self, tenant: str, method: str, path: str, took_s: float) -> None:
-        """A request that was admitted `took_s` ago ran nothing: let it draw on the replays instead,
-        as long as there are any left.
+        """Make a request, admitted `took_s` ago, draw on the replays instead, if any are left.
 
-        What it drew in a window that is long over is not given back: who holds back many requests
-        and lets them go at once would have them all in the present window.
+        What it drew in an earlier window is not given back: otherwise a client that holds back many
+        requests and releases them at once would get all of them in the current window.
         """
         if await self._counters.draw(self._replays(tenant)) is not None:
             return
@@ -245,7 +245,7 @@ class RateLimits:
                 await self._counters.draw(bucket, cost=-1)
 
     async def look_at_stranger(self, address: str) -> LimitExceeded | None:
-        """Whether an address has used up what it may ask without a valid key; takes nothing."""
+        """Check whether an address may send more requests without a valid key; take nothing."""
         return await self._counters.look(self._strangers(address))
 
     async def admit_stranger(self, address: str) -> LimitExceeded | None:
@@ -273,12 +273,12 @@ class RateLimits:
 
 
 def resource_of(path: str) -> str:
-    """The kind of thing that a path is about: charges, for /v1/charges/ch_1/capture."""
+    """Return the resource of a path: charges, for /v1/charges/ch_1/capture."""
     return path.removeprefix("/v1/").partition("/")[0][:RESOURCE_CHARS_MAX]
 
 
 def address_network(address: str) -> str:
-    """Whose address it is: an IPv6 customer has a whole /64 of them."""
+    """Return the address or, for IPv6, its /64: one customer has all of that."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

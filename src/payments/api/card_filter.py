@@ -1,8 +1,8 @@
-"""Known cards: a number that is none of the test cards is turned away before anything is written.
+"""Card filter: refuses requests that contain a card number other than the test cards.
 
-oncekey keeps a request while it runs, so that it can be finished without its client, and its key
-for longer. What nobody may write down must not get that far: the number of a real card, and the
-code beside it. What people write for people, descriptions and metadata, is their own.
+oncekey stores a request while it runs, so that recovery can finish it, and its key for longer. The
+number of a real card and its security code must never be stored, so such requests are refused
+before oncekey sees them. Free text, such as descriptions and metadata, is up to the client.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from payments.api.requests import parse_body, refuse_query
 _DIGITS_MIN = 12
 _NO_DIGITS = bytes(range(256)).translate(None, b"0123456789")
 _SEPARATOR = re.compile(r"[\W_]")
-"""However somebody types a number: with dots, or with the spaces of the page it was copied from."""
-_GIVEN_AS = frozenset({"card", "number", "payment_method", "source", "token"})
-"""The names under which a card is given."""
-_TEXT = frozenset(
+"""What people type between digits, such as dots or special spaces from a web page."""
+_CARD_PARAMETERS = frozenset({"card", "number", "payment_method", "source", "token"})
+"""Parameters that hold a card."""
+_TEXT_PARAMETERS = frozenset(
     {
         *("address", "billing_details", "description", "email", "name", "phone", "receipt_email"),
         *("return_url", "statement_descriptor", "url"),
     }
 )
-"""The names under which people write for people, unless it is on a card."""
+"""Parameters with free text, unless they are part of a card."""
 
-# Together, or in groups as they stand on a card. A UUID has no such groups, a fraction is none.
-_WRITTEN = re.compile(
+# In one piece, or in groups as on a card. UUIDs have no such groups; fractions are excluded.
+_CANDIDATE = re.compile(
     r"(?<![^\W_])(?<!\d\.)"
     r"(?:\d{13,19}|\d{4}([ .-])\d{4}\1\d{4}\1\d{4}|\d{4}([ .-])\d{6}\2\d{4,5})"
     r"(?![^\W_])"
@@ -47,7 +47,7 @@ _BRANDS = re.compile(
 
 
 class CardFilter:
-    """Lets through what names no card, or one that is known. Bodies must come whole."""
+    """Passes requests without card numbers, or with test cards only. Bodies must come whole."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -57,69 +57,70 @@ class CardFilter:
             await self._app(scope, receive, send)
             return
         body = (await receive()).get("body", b"")
-        wrong = _objection(scope, body)
-        if wrong is None:
+        error = _objection(scope, body)
+        if error is None:
             await self._app(scope, replay_body(body, receive), send)
         else:
-            await refuse(send, wrong.status, **wrong.body["error"])
+            await refuse(send, error.status, **error.body["error"])
 
 
-def _may_hold_one(body: bytes) -> bool:
-    """Many bodies do not, and are not read twice."""
+def _may_contain_card(body: bytes) -> bool:
+    """Whether a body may contain a card number: most do not, and are not parsed twice."""
     return not body.isascii() or len(body.translate(None, _NO_DIGITS)) >= _DIGITS_MIN
 
 
 def _objection(scope: Scope, body: bytes) -> StripeError | None:
-    """What is wrong with a request: there is more than a body, or that cannot be read, or holds the
-    number of a card that is not known.
-    """
-    if (elsewhere := _elsewhere(scope)) is not None:
-        return elsewhere
-    content_type = next((said for name, said in scope["headers"] if name == b"content-type"), b"")
+    """Return why a request is refused: a query, an unreadable body, or an unknown card number."""
+    if (error_outside := _refuse_outside_body(scope)) is not None:
+        return error_outside
+    content_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     try:
         refuse_query(scope["query_string"])
-        said = parse_body(content_type.decode("latin-1"), body) if _may_hold_one(body) else {}
+        value = parse_body(content_type.decode("latin-1"), body) if _may_contain_card(body) else {}
     except StripeError as error:
         return error
-    param = next(_cards(said), None)
+    param = next(_find_cards(value), None)
     if param is None:
         return None
     where = f"Invalid {param}: " if param else "The name of a parameter is the number of a card. "
     return invalid(where + cards.UNKNOWN, param or None, "incorrect_number")
 
 
-def _elsewhere(scope: Scope) -> StripeError | None:
-    """Of a number that stands where nobody looks for one, and which would be kept with the rest."""
+def _refuse_outside_body(scope: Scope) -> StripeError | None:
+    """Refuse a card number in the path or the idempotency key, which are stored too."""
     if contains_card_number(scope["path"]):
         return invalid("The URL holds the number of a card.", None, "incorrect_number")
-    keys = (said.decode("latin-1") for name, said in scope["headers"] if name == b"idempotency-key")
+    keys = (
+        value.decode("latin-1") for name, value in scope["headers"] if name == b"idempotency-key"
+    )
     if any(map(contains_card_number, keys)):
         message = (
-            "The Idempotency-Key holds what looks like the number of a card. Keys are kept: make "
-            "them by chance, such as a UUID, not of what is paid or with what."
+            "The Idempotency-Key looks like it contains a card number. Keys are stored: use a "
+            "random value such as a UUID, not something made of the payment."
         )
         return invalid(message, None, "incorrect_number")
     return None
 
 
-def _cards(said: Any, param: str = "", *, as_card: bool = False) -> Iterator[str]:
-    """The parameters that hold numbers of cards, however deep, also in lists; where their names do,
-    those around them. What stands under a name of a card must not even look like one.
+def _find_cards(value: Any, param: str = "", *, as_card: bool = False) -> Iterator[str]:
+    """Yield the parameters that contain card numbers, at any depth; if a name does, its parent.
+
+    A value in a parameter for cards must not even look like a number.
     """
-    if not isinstance(said, dict | list):
-        if contains_card_number(str(said)) or (as_card and _looks_like_one(str(said))):
+    if not isinstance(value, dict | list):
+        if contains_card_number(str(value)) or (as_card and _looks_like_card(str(value))):
             yield param
         return
-    for name, value in said.items() if isinstance(said, dict) else enumerate(said):
-        if name == "metadata" or (name in _TEXT and not as_card):
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if name == "metadata" or (name in _TEXT_PARAMETERS and not as_card):
             continue
         if contains_card_number(str(name)):
             yield param
         within = f"{param}[{name}]" if param else str(name)
-        yield from _cards(value, within, as_card=as_card or name in _GIVEN_AS)
+        yield from _find_cards(inner, within, as_card=as_card or name in _CARD_PARAMETERS)
 
 
-def _looks_like_one(text: str) -> bool:
+def _looks_like_card(text: str) -> bool:
     number = _SEPARATOR.sub("", text)
     return number.isdecimal() and len(number) >= _DIGITS_MIN and number not in cards.NUMBERS
 
@@ -128,14 +129,17 @@ def _looks_like_one(text: str) -> bool:
 
 
 def contains_card_number(text: str) -> bool:
-    """Whether a text holds the number of a card that is none of the test cards.
+    """Whether a text contains a card number that is not a test card's.
+
+    Checks the length, the prefixes of the large brands, and the check digit. One in forty random
+    numbers of sixteen digits still looks like a card; timestamps of our days do not.
 
     >>> contains_card_number("4111111111111111")
     True
     >>> contains_card_number("4111111111111112") or contains_card_number("4242424242424242")
     False
     """
-    return any(_is_card_number(re.sub(r"\D", "", found[0])) for found in _WRITTEN.finditer(text))
+    return any(_is_card_number(re.sub(r"\D", "", found[0])) for found in _CANDIDATE.finditer(text))
 
 
 def _is_card_number(number: str) -> bool:
@@ -145,5 +149,5 @@ def _is_card_number(number: str) -> bool:
 
 
 def _luhn_value(digit: str, place: int) -> int:
-    """What a digit adds to the sum that must be a multiple of ten (Luhn)."""
+    """Return what a digit adds to the sum that must be a multiple of ten (Luhn)."""
     return sum(divmod(int(digit) * (1 + place % 2), 10))

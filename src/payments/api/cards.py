@@ -1,6 +1,6 @@
-"""Cards: Stripe's documented test cards and tokens. Others are not taken: nobody may be charged.
+"""Cards: Stripe's documented test cards and tokens. No others are accepted: nobody is charged.
 
-What a card does is decided by the network, when it is asked; here is only what can be seen of it.
+The network decides whether a card pays; this module only knows what a card looks like.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ UNKNOWN = "Only Stripe's documented test cards are taken here, such as 424242424
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What can be told from a card's number."""
+class CardKind:
+    """What a card's number says about it."""
 
     brand: str
     funding: str = "credit"
     country: str = "US"
 
 
-_VISA = Kind("visa")
+_VISA = CardKind("visa")
 
 NUMBERS = {
     "4242424242424242": _VISA,
     "4242424242424241": _VISA,
-    "4000056655665556": Kind("visa", "debit"),
-    "4000000760000002": Kind("visa", country="BR"),
-    "4000001240000000": Kind("visa", country="CA"),
-    "4000002500000003": Kind("visa", country="FR"),
-    "4000002760000016": Kind("visa", country="DE"),
-    "4000008260000000": Kind("visa", country="GB"),
-    "5555555555554444": Kind("mastercard"),
-    "5200828282828210": Kind("mastercard", "debit"),
-    "5105105105105100": Kind("mastercard", "prepaid"),
-    "378282246310005": Kind("amex"),
-    "371449635398431": Kind("amex"),
-    "6011111111111117": Kind("discover"),
-    "3056930009020004": Kind("diners"),
-    "3566002020360505": Kind("jcb"),
-    "6200000000000005": Kind("unionpay"),
+    "4000056655665556": CardKind("visa", "debit"),
+    "4000000760000002": CardKind("visa", country="BR"),
+    "4000001240000000": CardKind("visa", country="CA"),
+    "4000002500000003": CardKind("visa", country="FR"),
+    "4000002760000016": CardKind("visa", country="DE"),
+    "4000008260000000": CardKind("visa", country="GB"),
+    "5555555555554444": CardKind("mastercard"),
+    "5200828282828210": CardKind("mastercard", "debit"),
+    "5105105105105100": CardKind("mastercard", "prepaid"),
+    "378282246310005": CardKind("amex"),
+    "371449635398431": CardKind("amex"),
+    "6011111111111117": CardKind("discover"),
+    "3056930009020004": CardKind("diners"),
+    "3566002020360505": CardKind("jcb"),
+    "6200000000000005": CardKind("unionpay"),
     "4000000000000077": _VISA,
     "4000000000000002": _VISA,
     "4000000000000341": _VISA,
@@ -92,11 +92,11 @@ METHODS = {f"pm_card_{name}": number for name, number in _NAMED.items()} | {
 }
 
 Card = dict[str, Any]
-"""A card as it is kept: with its number, which never leaves."""
+"""A card as stored: with its number, which never leaves the API."""
 
 
 def card(number: str, exp_month: int = 12, exp_year: int = 2034, name: str | None = None) -> Card:
-    """A card as it is kept. The number must be one of `NUMBERS`."""
+    """Return a card as stored. The number must be one of `NUMBERS`."""
     kind = NUMBERS[number]
     return {
         "number": number,
@@ -112,7 +112,7 @@ def card(number: str, exp_month: int = 12, exp_year: int = 2034, name: str | Non
 
 
 def expired_part(year: int, month: int, at_s: float) -> Literal["year", "month"] | None:
-    """Which part of a card's expiry was over at this time; None for a card that was still good."""
+    """Return which part of a card's expiry was past at this time; None if it was valid."""
     at = datetime.fromtimestamp(at_s, UTC)
     if year < at.year:
         return "year"
@@ -120,6 +120,6 @@ def expired_part(year: int, month: int, at_s: float) -> Literal["year", "month"]
 
 
 def find_test_card(id_: str) -> Card | None:
-    """The card behind a documented token or payment method, None where there is none."""
+    """Return the card of a documented token or payment method, if it is one."""
     number = TOKENS.get(id_) or METHODS.get(id_)
     return None if number is None else card(number)

@@ -1,6 +1,6 @@
-"""Charges: a card is asked for money, and pays, or not.
+"""Charges: a card pays, or is declined.
 
-validate → a pending row → the network, under a key of its own → ledger, event and answer.
+validate → a pending row → the network, with its own key → ledger, event and response
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Row
 from payments.api import lists, objects, schemas, sources
 from payments.api.errors import invalid, not_allowed
 from payments.api.objects import Object
-from payments.api.openapi import answers, asks, takes
+from payments.api.openapi import documents_body, documents_query, documents_response
 from payments.api.parameters import ChargeCapture, ChargeCreate, ChargeList, ChargeUpdate, Nothing
 from payments.api.requests import NoQuery, body_as, query_as
 from payments.api.transactions import ResumableRequest, write_rows
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/v1/charges", tags=["charges"])
 # ------------------------------------------------------------------------------------ create
 
 
-@router.post("", **answers(schemas.Charge, writes=True), **takes(ChargeCreate))
+@router.post("", **documents_response(schemas.Charge, writes=True), **documents_body(ChargeCreate))
 def create_charge(
     request: Request, params: Annotated[ChargeCreate, Depends(body_as(ChargeCreate))]
 ) -> Response:
@@ -57,11 +57,11 @@ def create_charge(
 
     order = work.begin("pending", insert)
     work.set_resource_id(order["reference"])
-    said = orders.authorise(work.network, order)
+    outcome = orders.authorise(work.network, order)
 
     def settle(connection: Connection) -> tuple[int, Object]:
         charge = settlement.record_authorisation(
-            connection, tenant, order["reference"], said, work.request_id
+            connection, tenant, order["reference"], outcome, work.request_id
         )
         return render_outcome(charge)
 
@@ -69,7 +69,7 @@ def create_charge(
 
 
 def check_amount(amount: int, currency: str) -> None:
-    """Refuse what no card is charged for."""
+    """Raise for an amount that cannot be charged."""
     least = MINIMUM.get(currency, 1)
     if amount < least:
         raise invalid(
@@ -90,7 +90,11 @@ def render_outcome(charge: Row[Any]) -> tuple[int, Object]:
 # ----------------------------------------------------------------------------------- capture
 
 
-@router.post("/{id}/capture", **answers(schemas.Charge, writes=True), **takes(ChargeCapture))
+@router.post(
+    "/{id}/capture",
+    **documents_response(schemas.Charge, writes=True),
+    **documents_body(ChargeCapture),
+)
 def capture_charge(
     request: Request, id: str, params: Annotated[ChargeCapture, Depends(body_as(ChargeCapture))]
 ) -> Response:
@@ -107,13 +111,13 @@ def capture_charge(
 
     order = work.begin("capture", reserve)
     work.set_resource_id(id)
-    never = orders.settle(work.network, order)
+    refusal = orders.settle(work.network, order)
 
     def settle(connection: Connection) -> tuple[int, Object]:
         charge = settlement.record_settlement(
-            connection, tenant, order, never is None, work.request_id
+            connection, tenant, order, refusal is None, work.request_id
         )
-        return (never.status, never.body) if never else (200, objects.charge(charge))
+        return (refusal.status, refusal.body) if refusal else (200, objects.charge(charge))
 
     return work.end(settle)
 
@@ -121,20 +125,22 @@ def capture_charge(
 # ---------------------------------------------------------------------------- look and change
 
 
-@router.get("", **answers(schemas.Charge, many=True), **asks(ChargeList))
+@router.get("", **documents_response(schemas.Charge, many=True), **documents_query(ChargeList))
 def list_charges(
     request: Request, params: Annotated[ChargeList, Depends(query_as(ChargeList))]
 ) -> Response:
     names = "customer", "payment_intent"
-    return lists.many(request, params, charges, objects.charge, *names)
+    return lists.list_objects(request, params, charges, objects.charge, *names)
 
 
-@router.get("/{id}", **answers(schemas.Charge), **asks(Nothing))
+@router.get("/{id}", **documents_response(schemas.Charge), **documents_query(Nothing))
 def retrieve_charge(request: Request, id: str, params: NoQuery) -> Response:
-    return lists.one(request, params, charges, id, objects.charge)
+    return lists.retrieve(request, params, charges, id, objects.charge)
 
 
-@router.post("/{id}", **answers(schemas.Charge, writes=True), **takes(ChargeUpdate))
+@router.post(
+    "/{id}", **documents_response(schemas.Charge, writes=True), **documents_body(ChargeUpdate)
+)
 def update_charge(
     request: Request, id: str, params: Annotated[ChargeUpdate, Depends(body_as(ChargeUpdate))]
 ) -> Response:

@@ -1,4 +1,4 @@
-"""Customers: who pays. Only rows, so each change is one transaction with its answer."""
+"""Customers: who pays. Only rows, so each change commits in one transaction with its response."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sqlalchemy.engine import Connection
 from payments import clock
 from payments.api import lists, objects, schemas, sources
 from payments.api.errors import not_found
-from payments.api.expand import check
+from payments.api.expand import check_paths
 from payments.api.objects import Object
-from payments.api.openapi import answers, asks, takes
+from payments.api.openapi import documents_body, documents_query, documents_response
 from payments.api.parameters import CustomerChange, CustomerCreate, CustomerList, Nothing
 from payments.api.requests import NoQuery, body_as, query_as, tenant_of
-from payments.api.responses import answer, request_id
+from payments.api.responses import request_id, respond
 from payments.api.transactions import write_rows
 from payments.storage import ids, rows
 from payments.storage.database import Database
@@ -27,7 +27,9 @@ from payments.webhooks import events
 router = APIRouter(prefix="/v1/customers", tags=["customers"])
 
 
-@router.post("", **answers(schemas.Customer, writes=True), **takes(CustomerCreate))
+@router.post(
+    "", **documents_response(schemas.Customer, writes=True), **documents_body(CustomerCreate)
+)
 def create_customer(
     request: Request, params: Annotated[CustomerCreate, Depends(body_as(CustomerCreate))]
 ) -> Response:
@@ -58,20 +60,26 @@ def create_customer(
     return write_rows(request, params, write, "customer.created")
 
 
-@router.get("", **answers(schemas.Customer, many=True), **asks(CustomerList))
+@router.get("", **documents_response(schemas.Customer, many=True), **documents_query(CustomerList))
 def list_customers(
     request: Request, params: Annotated[CustomerList, Depends(query_as(CustomerList))]
 ) -> Response:
-    there = [customers.c.deleted.is_(False)]
-    return lists.many(request, params, customers, objects.customer, "email", where=there)
+    not_deleted = [customers.c.deleted.is_(False)]
+    return lists.list_objects(
+        request, params, customers, objects.customer, "email", where=not_deleted
+    )
 
 
-@router.get("/{id}", **answers(schemas.Customer, or_deleted=True), **asks(Nothing))
+@router.get(
+    "/{id}", **documents_response(schemas.Customer, or_deleted=True), **documents_query(Nothing)
+)
 def retrieve_customer(request: Request, id: str, params: NoQuery) -> Response:
-    return lists.one(request, params, customers, id, objects.customer)
+    return lists.retrieve(request, params, customers, id, objects.customer)
 
 
-@router.post("/{id}", **answers(schemas.Customer, writes=True), **takes(CustomerChange))
+@router.post(
+    "/{id}", **documents_response(schemas.Customer, writes=True), **documents_body(CustomerChange)
+)
 def update_customer(
     request: Request, id: str, params: Annotated[CustomerChange, Depends(body_as(CustomerChange))]
 ) -> Response:
@@ -86,10 +94,12 @@ def update_customer(
     return write_rows(request, params, write, "customer.updated")
 
 
-@router.delete("/{id}", **answers(schemas.Deleted, writes=True), **asks(Nothing))
+@router.delete(
+    "/{id}", **documents_response(schemas.Deleted, writes=True), **documents_query(Nothing)
+)
 def delete_customer(request: Request, id: str, params: NoQuery) -> Response:
-    """The id stays known, for the charges that name it; what is personal goes."""
-    check("customer", params.expand)
+    """Delete personal data; the id stays, for charges that refer to it."""
+    check_paths("customer", params.expand)
     database: Database = request.app.state.database
     tenant = tenant_of(request)
     with database.rows() as connection:
@@ -105,4 +115,4 @@ def delete_customer(request: Request, id: str, params: NoQuery) -> Response:
         )
         before = objects.customer(customer)
         events.record(connection, tenant, "customer.deleted", before, request_id(request))
-    return answer(request, objects.customer(gone or customer))
+    return respond(request, objects.customer(gone or customer))

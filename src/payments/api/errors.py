@@ -1,8 +1,8 @@
-"""Errors: what a client is told when something is wrong, in Stripe's shape.
+"""Errors, in Stripe's format.
 
-An error that was found before anything was done leaves the request's key unused, so that the client
-can put it right under the same key. Business results (a declined card, a charge that was refunded
-before) are kept and replayed like any other answer.
+An error found before anything was done leaves the request's key unused, so that the client can fix
+the request and retry with the same key. Business results (a declined card, a charge that is already
+refunded) are stored and replayed like any other response.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import oncekey
-from payments.api.responses import answer
+from payments.api.responses import respond
 from payments.network import NetworkDown
 
 log = logging.getLogger("payments")
 
 
 class StripeError(Exception):
-    """An answer that is an error. `no_effect`: nothing was done, the key is not spent.
-    `replay_body`: clients are advised to send the same request again.
+    """An error response. `no_effect`: nothing was done, so the key is not spent. `again`: clients
+    should send the same request again.
     """
 
     def __init__(
@@ -48,20 +48,21 @@ class StripeError(Exception):
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> StripeError:
-    """A request that cannot be meant: nothing was done."""
+    """Return the error for an invalid request: nothing was done."""
     return StripeError(
         400, "invalid_request_error", message, code=code, param=param, no_effect=True
     )
 
 
 def not_allowed(message: str, code: str | None = None, param: str | None = None) -> StripeError:
-    """A request that was understood, and that the state of things does not allow."""
+    """Return the error for a valid request that the object's state does not allow."""
     return StripeError(400, "invalid_request_error", message, code=code, param=param)
 
 
 def busy(what: str) -> StripeError:
-    """Another request is at work on the same object. How that ends is not known yet, so nothing is
-    kept under this request's key.
+    """Return the error for an object that another request is working on.
+
+    How that ends is unknown, so nothing is stored under this request's key.
     """
     return StripeError(
         429,
@@ -74,7 +75,7 @@ def busy(what: str) -> StripeError:
 
 
 def not_found(kind: str, id_: str, param: str = "id") -> StripeError:
-    """There is no such object, or it is not this account's: nobody is told which."""
+    """Return the error for an object that does not exist or belongs to another account."""
     return StripeError(
         404 if param == "id" else 400,
         "invalid_request_error",
@@ -86,7 +87,7 @@ def not_found(kind: str, id_: str, param: str = "id") -> StripeError:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Let every error of the application leave it in Stripe's shape."""
+    """Render every error of the application in Stripe's format."""
     app.add_exception_handler(StripeError, _render_error)
     app.add_exception_handler(HTTPException, _render_http_error)
     app.add_exception_handler(NetworkDown, _network_down)
@@ -98,13 +99,13 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _render_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StripeError)  # noqa: S101  (what it is registered for)
+    assert isinstance(error, StripeError)  # noqa: S101  (it is registered for these)
     attempt = oncekey.current_or_none()
-    # A recovered request has no client that could put it right: this is how it ended.
+    # A recovered request has no client that could fix it: this is its result.
     if error.no_effect and attempt is not None and not attempt.recovering:
         attempt.no_effect()
     advice = [(b"stripe-should-retry", b"true")] if error.replay_body else []
-    return answer(request, error.body, error.status, advice)
+    return respond(request, error.body, error.status, advice)
 
 
 def _render_http_error(request: Request, error: Exception) -> Response:
@@ -139,7 +140,7 @@ def _unavailable(request: Request, what: str) -> Response:
         f"{what} Retry with the same Idempotency-Key: what was begun is continued, not repeated."
     )
     error = StripeError(503, "api_error", message)
-    return answer(request, error.body, error.status)
+    return respond(request, error.body, error.status)
 
 
 def _render_unexpected(request: Request, error: Exception) -> Response:
@@ -147,4 +148,4 @@ def _render_unexpected(request: Request, error: Exception) -> Response:
         "An error occurred on our side. Retry with the same Idempotency-Key: what was begun is "
         "continued, not repeated."
     )
-    return answer(request, StripeError(500, "api_error", message).body, 500)
+    return respond(request, StripeError(500, "api_error", message).body, 500)

@@ -13,12 +13,12 @@ from sqlalchemy.engine import Connection
 from payments import clock
 from payments.api import lists, schemas
 from payments.api.errors import not_allowed
-from payments.api.expand import check
+from payments.api.expand import check_paths
 from payments.api.objects import Object
-from payments.api.openapi import answers, asks, takes
+from payments.api.openapi import documents_body, documents_query, documents_response
 from payments.api.parameters import EventList, EventRetry, Nothing
 from payments.api.requests import NoQuery, body_as, query_as, tenant_of
-from payments.api.responses import answer
+from payments.api.responses import respond
 from payments.api.transactions import ResumableRequest
 from payments.storage import rows
 from payments.storage.database import Database
@@ -29,42 +29,44 @@ from payments.webhooks import events as event_log
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
 
-@router.get("", **answers(schemas.Event, many=True), **asks(EventList))
+@router.get("", **documents_response(schemas.Event, many=True), **documents_query(EventList))
 def list_events(
     request: Request, params: Annotated[EventList, Depends(query_as(EventList))]
 ) -> Response:
     database: Database = request.app.state.database
     tenant = tenant_of(request)
-    wanted = [_is_of(kind) for kind in (*(params.types or ()), params.type) if kind is not None]
+    wanted = [_is_type(kind) for kind in (*(params.types or ()), params.type) if kind is not None]
     conditions = [sa.or_(*wanted)] if wanted else []
     with database.read() as connection:
         shape = functools.partial(event_log.render, connection)
         found = lists.page(connection, events, tenant, params, shape, "/v1/events", *conditions)
-    return answer(request, found)
+    return respond(request, found)
 
 
-def _is_of(kind: str) -> sa.ColumnElement[bool]:
-    """Of this type; `charge.*` is any that begins so."""
+def _is_type(kind: str) -> sa.ColumnElement[bool]:
+    """Match a type; `charge.*` matches all that begin with `charge.`."""
     if not kind.endswith("*"):
         return events.c.type == kind
     start = kind.removesuffix("*")
     return sa.func.substr(events.c.type, 1, len(start)) == start
 
 
-@router.get("/{id}", **answers(schemas.Event), **asks(Nothing))
+@router.get("/{id}", **documents_response(schemas.Event), **documents_query(Nothing))
 def retrieve_event(request: Request, id: str, params: NoQuery) -> Response:
     database: Database = request.app.state.database
     tenant = tenant_of(request)
-    check("event", params.expand)
+    check_paths("event", params.expand)
     with database.read() as connection:
-        return answer(request, event_log.retrieve(connection, tenant, id))
+        return respond(request, event_log.retrieve(connection, tenant, id))
 
 
-@router.post("/{id}/retry", **answers(schemas.Event, writes=True), **takes(EventRetry))
+@router.post(
+    "/{id}/retry", **documents_response(schemas.Event, writes=True), **documents_body(EventRetry)
+)
 def retry_event(
     request: Request, id: str, params: Annotated[EventRetry, Depends(body_as(EventRetry))]
 ) -> Response:
-    """Send an event again: to one endpoint, or to all that want it."""
+    """Send an event again, to one endpoint or to all subscribers."""
     tenant, endpoint = tenant_of(request), params.webhook_endpoint
 
     def write(connection: Connection) -> tuple[int, Object]:

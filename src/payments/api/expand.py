@@ -1,4 +1,4 @@
-"""Expanding: an object in place of its id, where a request asks for it by `expand[]`."""
+"""Expansion: replace ids with their objects, where a request asks for it with `expand[]`."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ _FIELDS: dict[str, dict[str, str]] = {
     "payment_method": {"customer": "customer"},
     "refund": {"charge": "charge", "payment_intent": "payment_intent"},
 }
-"""By kind of object: which of its fields are ids, and of what."""
+"""By kind of object: its fields that are ids, and of what."""
 
 
-def check(kind: str, paths: Sequence[str] | None) -> None:
-    """Refuse what cannot be expanded, before anything is done."""
+def check_paths(kind: str, paths: Sequence[str] | None) -> None:
+    """Raise for paths that cannot be expanded, before anything is done."""
     for path in paths or ():
-        parts, here = path.split("."), kind
+        parts, current = path.split("."), kind
         if len(parts) > DEPTH_MAX:
             raise invalid(f"You cannot expand more than {DEPTH_MAX} levels.", "expand")
         for part in parts:
-            fields = _FIELDS.get(here, {})
+            fields = _FIELDS.get(current, {})
             if part not in fields:
                 raise invalid(f"This property cannot be expanded ({part[:100]}).", "expand")
-            here = fields[part]
+            current = fields[part]
 
 
 def expand(
-    connection: Connection, tenant: str, shown: Object, paths: Sequence[str] | None
+    connection: Connection, tenant: str, body: Object, paths: Sequence[str] | None
 ) -> Object:
-    """The object, with what is asked for in place of its ids."""
+    """Replace the ids that `paths` name with their objects."""
     if paths:
-        check(shown["object"], paths)
+        check_paths(body["object"], paths)
         for path in paths:
-            _expand(connection, tenant, shown, path.split("."))
-    return shown
+            _expand(connection, tenant, body, path.split("."))
+    return body
 
 
-def _expand(connection: Connection, tenant: str, shown: Object, parts: list[str]) -> None:
-    name, *deeper = parts
-    if isinstance(shown[name], str):
-        table, shape = _BEHIND[_FIELDS[shown["object"]][name]]
-        shown[name] = shape(rows.get(connection, table, tenant, shown[name]))
-    if deeper and shown[name] is not None:
-        _expand(connection, tenant, shown[name], deeper)
+def _expand(connection: Connection, tenant: str, body: Object, parts: list[str]) -> None:
+    name, *rest = parts
+    if isinstance(body[name], str):
+        table, shape = _BEHIND[_FIELDS[body["object"]][name]]
+        body[name] = shape(rows.get(connection, table, tenant, body[name]))
+    if rest and body[name] is not None:
+        _expand(connection, tenant, body[name], rest)

@@ -1,4 +1,4 @@
-"""Forms in bracket notation, as Stripe's libraries send them, as nested values.
+"""Forms in bracket notation, as Stripe's libraries send them, parsed into nested values.
 
 metadata[order]=17&expand[]=customer&items[0][price]=p_1
 {"metadata": {"order": "17"}, "expand": ["customer"], "items": [{"price": "p_1"}]}
@@ -16,11 +16,11 @@ _NAME = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _INDEX = re.compile(r"[0-9]{1,4}")
 _MAPS = frozenset({"metadata"})
-"""Parameters whose names are the client's own, also where they are numbers."""
+"""Parameters whose names are up to the client, even numbers."""
 
 
 class FormError(Exception):
-    """The form cannot be read; `param` is where."""
+    """The form is invalid; `param` says where."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class FormError(Exception):
 
 
 def parse(encoded: bytes) -> dict[str, Any]:
-    """The values of a form, or of a query."""
+    """Parse a form or a query."""
     try:
         pairs = parse_qsl(
             encoded.decode("ascii"),
@@ -45,8 +45,8 @@ def parse(encoded: bytes) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for name, value in pairs:
         _put(root, name, value)
-    made: dict[str, Any] = _with_lists(root)
-    return made
+    values: dict[str, Any] = _with_lists(root)
+    return values
 
 
 def _put(root: dict[str, Any], name: str, value: str) -> None:
@@ -66,12 +66,12 @@ def _put(root: dict[str, Any], name: str, value: str) -> None:
 
 
 def _with_lists(value: Any) -> Any:
-    """Whatever was numbered from 0 on is a list."""
+    """Turn dicts numbered from 0 on into lists."""
     if not isinstance(value, dict):
         return value
-    made = {name: inner if name in _MAPS else _with_lists(inner) for name, inner in value.items()}
-    if made and all(_INDEX.fullmatch(name) for name in made):
-        numbers = sorted(made, key=int)
+    values = {name: inner if name in _MAPS else _with_lists(inner) for name, inner in value.items()}
+    if values and all(_INDEX.fullmatch(name) for name in values):
+        numbers = sorted(values, key=int)
         if [int(name) for name in numbers] == list(range(len(numbers))):
-            return [made[name] for name in numbers]
-    return made
+            return [values[name] for name in numbers]
+    return values

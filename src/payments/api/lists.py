@@ -1,4 +1,4 @@
-"""Lists, newest first, a page at a time from where a cursor stands; and single objects."""
+"""Lists, newest first, in pages after or before a cursor; and single objects."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fastapi import Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments.api.expand import check, expand
+from payments.api.expand import check_paths, expand
 from payments.api.parameters import Created, Page, Parameters
 from payments.api.requests import tenant_of
-from payments.api.responses import answer
+from payments.api.responses import respond
 from payments.storage import rows
 from payments.storage.database import Database
 
@@ -29,9 +29,9 @@ def page(
     url: str,
     *conditions: sa.ColumnElement[bool],
 ) -> dict[str, Any]:
-    """One page of a tenant's objects. Ids sort as the objects were made, so a cursor is an id."""
+    """Return a page of a tenant's objects. Ids sort by creation, so a cursor is an id."""
     paths = [path.removeprefix("data.") for path in params.expand or ()]
-    check(table.name.removesuffix("s"), paths)
+    check_paths(table.name.removesuffix("s"), paths)
     query = sa.select(table).where(table.c.tenant == tenant, *conditions, *_span(table, params))
     backwards = params.ending_before is not None
     if params.starting_after is not None:
@@ -54,7 +54,7 @@ def page(
     }
 
 
-def many(
+def list_objects(
     request: Request,
     params: Page,
     table: sa.Table,
@@ -63,11 +63,12 @@ def many(
     where: Sequence[sa.ColumnElement[bool]] = (),
     url: str | None = None,
 ) -> Response:
-    """One page of an account's objects: of those alone that have, in the columns with these names,
-    what is asked for under the same names.
+    """Respond with a page of an account's objects.
+
+    `names` are columns that parameters of the same name filter by.
     """
-    said = ((table.c[name], getattr(params, name)) for name in names)
-    wanted = [column == value for column, value in said if value is not None]
+    filters = ((table.c[name], getattr(params, name)) for name in names)
+    wanted = [column == value for column, value in filters if value is not None]
     database: Database = request.app.state.database
     with database.read() as connection:
         found = page(
@@ -80,17 +81,19 @@ def many(
             *wanted,
             *where,
         )
-    return answer(request, found)
+    return respond(request, found)
 
 
-def one(request: Request, params: Parameters, table: sa.Table, id_: str, shape: Shape) -> Response:
-    """One object, as it is now."""
+def retrieve(
+    request: Request, params: Parameters, table: sa.Table, id_: str, shape: Shape
+) -> Response:
+    """Respond with one object."""
     tenant = tenant_of(request)
-    check(table.name.removesuffix("s"), params.expand)
+    check_paths(table.name.removesuffix("s"), params.expand)
     database: Database = request.app.state.database
     with database.read() as connection:
         found = shape(rows.get(connection, table, tenant, id_))
-        return answer(request, expand(connection, tenant, found, params.expand))
+        return respond(request, expand(connection, tenant, found, params.expand))
 
 
 def _span(table: sa.Table, params: Page) -> list[sa.ColumnElement[bool]]:

@@ -1,4 +1,4 @@
-"""Objects: rows as Stripe's clients know them."""
+"""API objects: rows in the format of Stripe's API."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def event(row: Row[Any], pending_webhooks: int) -> Object:
 
 
 def webhook_endpoint(row: Row[Any]) -> Object:
-    """Without its secret: that is shown once, to who makes the endpoint."""
+    """Leave out the secret: only the response that creates the endpoint has it."""
     return _common(row, "webhook_endpoint") | {
         "api_version": API_VERSION,
         "application": None,
@@ -189,7 +189,7 @@ def delivery_attempt(row: Row[Any]) -> Object:
 
 
 def balance(tenant: str, amounts: dict[str, int]) -> Object:
-    def lines(amounts: dict[str, int]) -> list[Object]:
+    def header_lines(amounts: dict[str, int]) -> list[Object]:
         return [
             {"amount": amount, "currency": currency, "source_types": {"card": amount}}
             for currency, amount in amounts.items()
@@ -197,15 +197,15 @@ def balance(tenant: str, amounts: dict[str, int]) -> Object:
 
     return {
         "object": "balance",
-        "available": lines(amounts or {"usd": 0}),
+        "available": header_lines(amounts or {"usd": 0}),
         "livemode": tenant.endswith("/live"),
-        "pending": lines(dict.fromkeys(amounts or {"usd": 0}, 0)),
+        "pending": header_lines(dict.fromkeys(amounts or {"usd": 0}, 0)),
     }
 
 
-def _card(kept: Object) -> Object:
-    seen = ("brand", "country", "exp_month", "exp_year", "fingerprint", "funding", "last4")
-    return {name: kept[name] for name in seen}
+def _card(card: Object) -> Object:
+    visible = ("brand", "country", "exp_month", "exp_year", "fingerprint", "funding", "last4")
+    return {name: card[name] for name in visible}
 
 
 def _billing_details(given: Object | None) -> Object:

@@ -1,7 +1,7 @@
-"""The OpenAPI document: true for forms and for JSON, and for every error there is.
+"""The OpenAPI document: correct for forms and for JSON, and for every error.
 
-Handlers read their parameters themselves (no framework reads forms in bracket notation), so each
-route says here what it takes and what it answers.
+Handlers parse their parameters themselves (no framework parses forms in bracket notation), so each
+route declares here what it takes and returns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from payments.api import parameters
-from payments.api import schemas as shapes
+from payments.api import schemas as response_schemas
 from payments.settings import API_VERSION
 
 _REF = "#/components/schemas/{model}"
@@ -44,26 +44,26 @@ _KEY = {
 }
 
 
-def answers(
-    shape: type[BaseModel],
+def documents_response(
+    model: type[BaseModel],
     *,
     many: bool = False,
     writes: bool = False,
     or_deleted: bool = False,
 ) -> dict[str, Any]:
-    """What a route answers, as arguments of its decorator."""
-    schema = _list_of(shape) if many else _ref(shape)
+    """Document a route's responses, as arguments for its decorator."""
+    schema = _list_of(model) if many else _ref(model)
     if or_deleted:
-        schema = {"anyOf": [schema, _ref(shapes.Deleted)]}
+        schema = {"anyOf": [schema, _ref(response_schemas.Deleted)]}
     described = {"description": "Done.", "content": {_JSON: {"schema": schema}}}
-    error = {"content": {_JSON: {"schema": _ref(shapes.Error)}}}
+    error = {"content": {_JSON: {"schema": _ref(response_schemas.Error)}}}
     statuses = _WRITES if writes else _READS
     failures = {status: {"description": ERRORS[status], **error} for status in statuses}
     return {"responses": {200: described, **failures}}
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route takes in its body, as the same arguments."""
+def documents_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Document a route's body, as arguments for its decorator."""
     schema = {"schema": _ref(model)}
     encoding = {
         name: {"style": "deepObject", "explode": True}
@@ -75,14 +75,14 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
     return {"openapi_extra": {"requestBody": body, "parameters": [_KEY]}}
 
 
-def asks(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route takes in its query, as the same arguments."""
+def documents_query(model: type[BaseModel]) -> dict[str, Any]:
+    """Document a route's query, as arguments for its decorator."""
     schema = model.model_json_schema(ref_template=_REF)
-    listed = [
+    query = [
         _parameter(name, field, name in schema.get("required", ()))
         for name, field in schema["properties"].items()
     ]
-    return {"openapi_extra": {"parameters": listed}}
+    return {"openapi_extra": {"parameters": query}}
 
 
 def _parameter(name: str, schema: dict[str, Any], required: bool) -> dict[str, Any]:
@@ -98,14 +98,14 @@ def _ref(model: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": _REF.format(model=model.__name__)}
 
 
-def _list_of(shape: type[BaseModel]) -> dict[str, Any]:
+def _list_of(model: type[BaseModel]) -> dict[str, Any]:
     return {
         "type": "object",
         "additionalProperties": False,
         "required": ["object", "data", "has_more", "url"],
         "properties": {
             "object": {"const": "list"},
-            "data": {"type": "array", "items": _ref(shape)},
+            "data": {"type": "array", "items": _ref(model)},
             "has_more": {"type": "boolean"},
             "url": {"type": "string"},
         },
@@ -121,7 +121,7 @@ def _any_required(model: type[BaseModel]) -> bool:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The whole document."""
+    """Build the whole document."""
     made = get_openapi(
         title="payments",
         version=API_VERSION,
@@ -141,7 +141,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _components() -> dict[str, Any]:
-    models = [*_models(parameters, "validation"), *_models(shapes, "serialization")]
+    models = [*_models(parameters, "validation"), *_models(response_schemas, "serialization")]
     _, definitions = models_json_schema(models, ref_template=_REF)
     found: dict[str, Any] = definitions["$defs"]
     return found

@@ -1,7 +1,7 @@
-"""Parameters: what each request may say. Whatever it says beyond that is refused by its name.
+"""Parameters of each request. Unknown ones are refused by name.
 
-Forms carry only text, JSON carries values: both are read to the same. An empty text means "none",
-as in Stripe's API.
+Forms carry only text, JSON carries values; both parse to the same. An empty text means "none", as
+in Stripe's API.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OVERLAP_S = 86_400
 OVERLAP_S_MAX = 7 * 86_400
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
-"""As forms write it; with a capital, Stripe's clients for Python before 12.1."""
+"""As forms write it; capitalised by Stripe's Python clients before 12.1."""
 
 
 def _parse_integer(value: object) -> object:
@@ -36,7 +36,9 @@ def _parse_integer(value: object) -> object:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise PydanticCustomError("parameter_invalid_integer", "Invalid integer: {said}", _said(value))
+    raise PydanticCustomError(
+        "parameter_invalid_integer", "Invalid integer: {value}", _error_context(value)
+    )
 
 
 def _parse_boolean(value: object) -> object:
@@ -44,7 +46,9 @@ def _parse_boolean(value: object) -> object:
         return value
     if isinstance(value, str) and value in _BOOLEANS:
         return _BOOLEANS[value]
-    raise PydanticCustomError("parameter_invalid", "Invalid boolean: {said}", _said(value))
+    raise PydanticCustomError(
+        "parameter_invalid", "Invalid boolean: {value}", _error_context(value)
+    )
 
 
 def _parse_currency(value: object) -> object:
@@ -52,17 +56,17 @@ def _parse_currency(value: object) -> object:
         return value.lower()
     raise PydanticCustomError(
         "parameter_invalid",
-        "{said}. It is a three-letter ISO code in lower case, such as usd.",
-        _said(value),
+        "{value}. It is a three-letter ISO code in lower case, such as usd.",
+        _error_context(value),
     )
 
 
-def _said(value: object) -> dict[str, Any]:
-    return {"said": repr(value)[:100]}
+def _error_context(value: object) -> dict[str, Any]:
+    return {"value": repr(value)[:100]}
 
 
 def _as_text(value: object) -> object:
-    """Metadata keeps what a JSON client says in numbers as forms would have written it."""
+    """Convert numbers of JSON clients to the text a form would carry."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
@@ -104,15 +108,15 @@ class Part(BaseModel):
 
 
 class Parameters(Part):
-    """What any request may say."""
+    """Parameters that every request may have."""
 
     expand: Expand | None = None
-    """Ids in the answer in whose place the object itself is wanted."""
+    """Ids in the response to replace by their objects."""
 
     def explicit_values(self) -> dict[str, Any]:
-        """What was said, by name."""
-        said: dict[str, Any] = self.model_dump(include=self.model_fields_set - {"expand"})
-        return said
+        """Return the parameters that the request set, by name."""
+        values: dict[str, Any] = self.model_dump(include=self.model_fields_set - {"expand"})
+        return values
 
 
 class Nothing(Parameters):
@@ -141,7 +145,7 @@ class CardNumber(Part):
         return digits
 
     def card(self) -> cards.Card:
-        """The card as it is kept."""
+        """Return the card as stored."""
         return cards.card(self.number, self.exp_month, self.exp_year, self.name)
 
 

@@ -1,7 +1,7 @@
-"""Payment intents: what is to be paid, over as many tries as it takes, and never twice.
+"""Payment intents: a payment, over as many tries as it takes, and never twice.
 
-An intent that is being paid is `processing`. It leaves every state by a conditional change, so two
-requests that confirm, capture or cancel it at once cannot both have their way.
+An intent that is being paid is `processing`. It leaves every state by a conditional update, so of
+two requests that confirm, capture or cancel it at once only one succeeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from payments.api import lists, objects, schemas, sources
 from payments.api.charges import check_amount
 from payments.api.errors import StripeError, busy, invalid, not_allowed
 from payments.api.objects import Object
-from payments.api.openapi import answers, asks, takes
+from payments.api.openapi import documents_body, documents_query, documents_response
 from payments.api.parameters import (
     IntentCancel,
     IntentCapture,
@@ -49,13 +49,13 @@ _COPIED = (
     "receipt_email",
     "statement_descriptor",
 )
-_ANSWER = answers(schemas.PaymentIntent, writes=True)
+_ANSWER = documents_response(schemas.PaymentIntent, writes=True)
 
 
 # ------------------------------------------------------------------------- create and confirm
 
 
-@router.post("", **_ANSWER, **takes(IntentCreate))
+@router.post("", **_ANSWER, **documents_body(IntentCreate))
 def create_payment_intent(
     request: Request, params: Annotated[IntentCreate, Depends(body_as(IntentCreate))]
 ) -> Response:
@@ -102,7 +102,7 @@ def _insert(
     return intent, source
 
 
-@router.post("/{id}/confirm", **_ANSWER, **takes(IntentConfirm))
+@router.post("/{id}/confirm", **_ANSWER, **documents_body(IntentConfirm))
 def confirm_payment_intent(
     request: Request, id: str, params: Annotated[IntentConfirm, Depends(body_as(IntentConfirm))]
 ) -> Response:
@@ -133,8 +133,8 @@ def confirm_payment_intent(
 def _begin_paying(
     connection: Connection, work: ResumableRequest, intent: Row[Any], source: Source, **changes: Any
 ) -> Order:
-    """The intent becomes `processing`, with a charge that is pending."""
-    taken = rows.change(
+    """Set the intent to `processing` and insert a pending charge."""
+    updated = rows.change(
         connection,
         payment_intents,
         intent.tenant,
@@ -145,25 +145,27 @@ def _begin_paying(
         last_payment_error=None,
         **changes,
     )
-    if taken is None:
+    if updated is None:
         raise _unexpected_state(intent, "confirm")
     order = orders.insert_pending(
         connection,
         work,
         source,
-        amount=taken.amount,
-        currency=taken.currency,
-        capture=taken.capture_method != "manual",
-        payment_intent=taken.id,
-        customer=taken.customer,
-        description=taken.description,
-        receipt_email=taken.receipt_email,
-        statement_descriptor=taken.statement_descriptor,
-        metadata=taken.metadata,
+        amount=updated.amount,
+        currency=updated.currency,
+        capture=updated.capture_method != "manual",
+        payment_intent=updated.id,
+        customer=updated.customer,
+        description=updated.description,
+        receipt_email=updated.receipt_email,
+        statement_descriptor=updated.statement_descriptor,
+        metadata=updated.metadata,
     )
     charge = order["reference"]
-    taken = rows.change(connection, payment_intents, taken.tenant, taken.id, latest_charge=charge)
-    _record_event(connection, taken, "payment_intent.processing", work.request_id)
+    updated = rows.change(
+        connection, payment_intents, updated.tenant, updated.id, latest_charge=charge
+    )
+    _record_event(connection, updated, "payment_intent.processing", work.request_id)
     return order | {"intent": intent.id}
 
 
@@ -173,17 +175,17 @@ def _record_event(connection: Connection, intent: Row[Any] | None, kind: str, re
 
 
 def _pay(work: ResumableRequest, tenant: str, order: Order) -> Response:
-    """Ask the network, if there is something to ask, and tell how the intent stands now."""
+    """Call the network, if there is an order, and respond with the intent."""
     intent_id = order.pop("intent")
     work.set_resource_id(intent_id)
     charge_id = order["reference"]
-    said = orders.authorise(work.network, order) if charge_id is not None else None
+    outcome = orders.authorise(work.network, order) if charge_id is not None else None
 
     def settle(connection: Connection) -> tuple[int, Object]:
         failed = None
-        if said is not None:
+        if outcome is not None:
             charge = settlement.record_authorisation(
-                connection, tenant, charge_id, said, work.request_id
+                connection, tenant, charge_id, outcome, work.request_id
             )
             failed = charge if charge.status == "failed" else None
         intent = objects.payment_intent(rows.get(connection, payment_intents, tenant, intent_id))
@@ -207,7 +209,7 @@ def _unexpected_state(intent: Row[Any], verb: str) -> StripeError:
 # ------------------------------------------------------------------------- capture and cancel
 
 
-@router.post("/{id}/capture", **_ANSWER, **takes(IntentCapture))
+@router.post("/{id}/capture", **_ANSWER, **documents_body(IntentCapture))
 def capture_payment_intent(
     request: Request, id: str, params: Annotated[IntentCapture, Depends(body_as(IntentCapture))]
 ) -> Response:
@@ -215,7 +217,7 @@ def capture_payment_intent(
     tenant = work.tenant
 
     def reserve(connection: Connection) -> Order:
-        # Not locked: charges are locked before their intents, here as at the end.
+        # Not locked: charges are always locked before their intents.
         intent = rows.get(connection, payment_intents, tenant, id)
         if intent.status != "requires_capture":
             raise _unexpected_state(intent, "capture")
@@ -228,7 +230,7 @@ def capture_payment_intent(
     return _settle(work, tenant, id, order)
 
 
-@router.post("/{id}/cancel", **_ANSWER, **takes(IntentCancel))
+@router.post("/{id}/cancel", **_ANSWER, **documents_body(IntentCancel))
 def cancel_payment_intent(
     request: Request, id: str, params: Annotated[IntentCancel, Depends(body_as(IntentCancel))]
 ) -> Response:
@@ -255,14 +257,16 @@ def cancel_payment_intent(
 
 
 def _settle(work: ResumableRequest, tenant: str, id_: str, order: Order | None) -> Response:
-    """Let the network capture or void, if it must, and tell how the intent stands now."""
-    never = orders.settle(work.network, order) if order is not None else None
+    """Let the network capture or void, if there is an order, and respond with the intent."""
+    refusal = orders.settle(work.network, order) if order is not None else None
 
     def settle(connection: Connection) -> tuple[int, Object]:
         if order is not None:
-            settlement.record_settlement(connection, tenant, order, never is None, work.request_id)
-        if never is not None:
-            return never.status, never.body
+            settlement.record_settlement(
+                connection, tenant, order, refusal is None, work.request_id
+            )
+        if refusal is not None:
+            return refusal.status, refusal.body
         return 200, objects.payment_intent(rows.get(connection, payment_intents, tenant, id_))
 
     return work.end(settle)
@@ -271,19 +275,21 @@ def _settle(work: ResumableRequest, tenant: str, id_: str, order: Order | None) 
 # ---------------------------------------------------------------------------- look and change
 
 
-@router.get("", **answers(schemas.PaymentIntent, many=True), **asks(IntentList))
+@router.get(
+    "", **documents_response(schemas.PaymentIntent, many=True), **documents_query(IntentList)
+)
 def list_payment_intents(
     request: Request, params: Annotated[IntentList, Depends(query_as(IntentList))]
 ) -> Response:
-    return lists.many(request, params, payment_intents, objects.payment_intent, "customer")
+    return lists.list_objects(request, params, payment_intents, objects.payment_intent, "customer")
 
 
-@router.get("/{id}", **answers(schemas.PaymentIntent), **asks(Nothing))
+@router.get("/{id}", **documents_response(schemas.PaymentIntent), **documents_query(Nothing))
 def retrieve_payment_intent(request: Request, id: str, params: NoQuery) -> Response:
-    return lists.one(request, params, payment_intents, id, objects.payment_intent)
+    return lists.retrieve(request, params, payment_intents, id, objects.payment_intent)
 
 
-@router.post("/{id}", **_ANSWER, **takes(IntentUpdate))
+@router.post("/{id}", **_ANSWER, **documents_body(IntentUpdate))
 def update_payment_intent(
     request: Request, id: str, params: Annotated[IntentUpdate, Depends(body_as(IntentUpdate))]
 ) -> Response:

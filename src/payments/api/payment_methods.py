@@ -1,4 +1,4 @@
-"""Payment methods and tokens: cards that were seen, by an id instead of their number."""
+"""Payment methods and tokens: stored cards, known by an id instead of their number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from payments import clock
 from payments.api import cards, lists, objects, schemas, sources
 from payments.api.errors import not_allowed
 from payments.api.objects import Object
-from payments.api.openapi import answers, asks, takes
+from payments.api.openapi import documents_body, documents_query, documents_response
 from payments.api.parameters import (
     MethodAttach,
     MethodCreate,
@@ -29,10 +29,12 @@ from payments.storage.tables import payment_methods, tokens
 
 router = APIRouter(prefix="/v1", tags=["payment_methods"])
 
-_METHOD = answers(schemas.PaymentMethod, writes=True)
+_METHOD = documents_response(schemas.PaymentMethod, writes=True)
 
 
-@router.post("/tokens", **answers(schemas.Token, writes=True), **takes(TokenCreate))
+@router.post(
+    "/tokens", **documents_response(schemas.Token, writes=True), **documents_body(TokenCreate)
+)
 def create_token(
     request: Request, params: Annotated[TokenCreate, Depends(body_as(TokenCreate))]
 ) -> Response:
@@ -45,12 +47,12 @@ def create_token(
     return write_rows(request, params, write)
 
 
-@router.get("/tokens/{id}", **answers(schemas.Token), **asks(Nothing))
+@router.get("/tokens/{id}", **documents_response(schemas.Token), **documents_query(Nothing))
 def retrieve_token(request: Request, id: str, params: NoQuery) -> Response:
-    return lists.one(request, params, tokens, id, objects.token)
+    return lists.retrieve(request, params, tokens, id, objects.token)
 
 
-@router.post("/payment_methods", **_METHOD, **takes(MethodCreate))
+@router.post("/payment_methods", **_METHOD, **documents_body(MethodCreate))
 def create_payment_method(
     request: Request, params: Annotated[MethodCreate, Depends(body_as(MethodCreate))]
 ) -> Response:
@@ -64,17 +66,21 @@ def create_payment_method(
     return write_rows(request, params, write)
 
 
-@router.get("/payment_methods", **answers(schemas.PaymentMethod, many=True), **asks(MethodList))
+@router.get(
+    "/payment_methods",
+    **documents_response(schemas.PaymentMethod, many=True),
+    **documents_query(MethodList),
+)
 def list_payment_methods(
     request: Request, params: Annotated[MethodList, Depends(query_as(MethodList))]
 ) -> Response:
-    return lists.many(request, params, payment_methods, objects.payment_method, "customer")
+    return lists.list_objects(request, params, payment_methods, objects.payment_method, "customer")
 
 
 @router.get(
     "/customers/{id}/payment_methods",
-    **answers(schemas.PaymentMethod, many=True),
-    **asks(MethodList),
+    **documents_response(schemas.PaymentMethod, many=True),
+    **documents_query(MethodList),
 )
 def list_customer_payment_methods(
     request: Request, id: str, params: Annotated[MethodList, Depends(query_as(MethodList))]
@@ -82,7 +88,7 @@ def list_customer_payment_methods(
     database: Database = request.app.state.database
     with database.read() as connection:
         sources.existing_customer(connection, tenant_of(request), id, "id")
-    return lists.many(
+    return lists.list_objects(
         request,
         params,
         payment_methods,
@@ -92,12 +98,14 @@ def list_customer_payment_methods(
     )
 
 
-@router.get("/payment_methods/{id}", **answers(schemas.PaymentMethod), **asks(Nothing))
+@router.get(
+    "/payment_methods/{id}", **documents_response(schemas.PaymentMethod), **documents_query(Nothing)
+)
 def retrieve_payment_method(request: Request, id: str, params: NoQuery) -> Response:
-    return lists.one(request, params, payment_methods, id, objects.payment_method)
+    return lists.retrieve(request, params, payment_methods, id, objects.payment_method)
 
 
-@router.post("/payment_methods/{id}", **_METHOD, **takes(MethodUpdate))
+@router.post("/payment_methods/{id}", **_METHOD, **documents_body(MethodUpdate))
 def update_payment_method(
     request: Request, id: str, params: Annotated[MethodUpdate, Depends(body_as(MethodUpdate))]
 ) -> Response:
@@ -105,27 +113,27 @@ def update_payment_method(
         method = rows.get(connection, payment_methods, tenant, id, lock=True)
         given = params.explicit_values()
         if params.billing_details is not None:
-            said = params.billing_details.model_dump(exclude_unset=True)
-            given["billing_details"] = _with(method.billing_details, said)
+            changes = params.billing_details.model_dump(exclude_unset=True)
+            given["billing_details"] = _merge(method.billing_details, changes)
         return objects.payment_method(rows.update(connection, payment_methods, method, given))
 
     return write_rows(request, params, write, "payment_method.updated")
 
 
-@router.post("/payment_methods/{id}/attach", **_METHOD, **takes(MethodAttach))
+@router.post("/payment_methods/{id}/attach", **_METHOD, **documents_body(MethodAttach))
 def attach_payment_method(
     request: Request, id: str, params: Annotated[MethodAttach, Depends(body_as(MethodAttach))]
 ) -> Response:
     def write(connection: Connection, tenant: str) -> Object:
         sources.existing_customer(connection, tenant, params.customer)
-        method = _own(connection, tenant, id)
+        method = _get_or_copy(connection, tenant, id)
         attached = sources.attach(connection, tenant, method.id, params.customer)
         return objects.payment_method(attached)
 
     return write_rows(request, params, write, "payment_method.attached")
 
 
-@router.post("/payment_methods/{id}/detach", **_METHOD, **takes(Nothing))
+@router.post("/payment_methods/{id}/detach", **_METHOD, **documents_body(Nothing))
 def detach_payment_method(
     request: Request, id: str, params: Annotated[Nothing, Depends(body_as(Nothing))]
 ) -> Response:
@@ -139,18 +147,18 @@ def detach_payment_method(
     return write_rows(request, params, write, "payment_method.detached")
 
 
-def _with(old: Object | None, said: Object) -> Object:
-    """What is said replaces what was said before, part by part."""
-    both = {**(old or {}), **said}
-    for name, part in said.items():
+def _merge(old: Object | None, changes: Object) -> Object:
+    """Merge new values into old ones, recursively."""
+    both = {**(old or {}), **changes}
+    for name, part in changes.items():
         if isinstance(part, dict):
-            both[name] = _with((old or {}).get(name), part)
+            both[name] = _merge((old or {}).get(name), part)
     return both
 
 
-def _own(connection: Connection, tenant: str, id_: str) -> Row[Any]:
-    """A payment method; one of the documented test methods becomes one of the account's own."""
-    named = cards.find_test_card(id_) if id_.startswith("pm_") else None
-    if named is not None:
-        return sources.add_method(connection, tenant, named)
+def _get_or_copy(connection: Connection, tenant: str, id_: str) -> Row[Any]:
+    """Return a payment method; a documented test method is first copied to the account."""
+    test_card = cards.find_test_card(id_) if id_.startswith("pm_") else None
+    if test_card is not None:
+        return sources.add_method(connection, tenant, test_card)
     return rows.get(connection, payment_methods, tenant, id_, lock=True)

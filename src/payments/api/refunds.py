@@ -1,9 +1,9 @@
-"""Refunds: money that was taken is given back, never more than was taken.
+"""Refunds: give captured money back, never more than was captured.
 
-A refund reserves its amount on the charge before the network is asked, by a change that only holds
-while enough is left. However many refunds of one charge run at once, together they fit.
+A refund reserves its amount on the charge before the network is called, by a conditional update, so
+concurrent refunds of one charge never exceed it together.
 
-Of a charge that was only authorised nothing was taken yet: to refund it is to let go of it.
+A charge that was only authorised is refunded by voiding it: nothing was captured yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from payments import clock
 from payments.api import lists, objects, schemas
 from payments.api.errors import StripeError, busy, invalid, not_allowed
 from payments.api.objects import Object
-from payments.api.openapi import answers, asks, takes
+from payments.api.openapi import documents_body, documents_query, documents_response
 from payments.api.parameters import MetadataUpdate, Nothing, RefundCreate, RefundList
 from payments.api.requests import NoQuery, body_as, query_as
 from payments.api.transactions import ResumableRequest, write_rows
@@ -35,7 +35,7 @@ router = APIRouter(prefix="/v1/refunds", tags=["refunds"])
 Settle = Callable[[Connection], tuple[int, Object]]
 
 
-@router.post("", **answers(schemas.Refund, writes=True), **takes(RefundCreate))
+@router.post("", **documents_response(schemas.Refund, writes=True), **documents_body(RefundCreate))
 def create_refund(
     request: Request, params: Annotated[RefundCreate, Depends(body_as(RefundCreate))]
 ) -> Response:
@@ -54,29 +54,29 @@ def create_refund(
             row = _insert(connection, work, charge, id_, amount, key, params)
             order = orders.of_refund(row, charge.authorisation)
         else:
-            _check_whole(charge, params.amount)
+            _check_voidable(charge, params.amount)
             order = orders.begin_void(connection, work, charge)
             _insert(connection, work, charge, id_, charge.amount, order["key"], params)
         return {"id": id_, "order": order, "lets_go": not charge.captured}
 
     begun = work.begin("reserve", reserve)
     work.set_resource_id(begun["id"])
-    end = _let_go if begun["lets_go"] else _give_back
+    end = _void if begun["lets_go"] else _give_back
     return work.end(end(work, begun["id"], begun["order"]))
 
 
 def _give_back(work: ResumableRequest, id_: str, order: Order) -> Settle:
-    given = orders.give_back(work.network, order)
+    network_id = orders.give_back(work.network, order)
 
     def settle(connection: Connection) -> tuple[int, Object]:
-        refund = settlement.record_refund(connection, work.tenant, id_, given, work.request_id)
+        refund = settlement.record_refund(connection, work.tenant, id_, network_id, work.request_id)
         return 200, objects.refund(refund)
 
     return settle
 
 
-def _let_go(work: ResumableRequest, id_: str, order: Order) -> Settle:
-    """Of what was only authorised, nothing was taken: its refund is the end of the hold."""
+def _void(work: ResumableRequest, id_: str, order: Order) -> Settle:
+    """Void the authorisation instead: nothing was captured."""
     done = orders.settle(work.network, order) is None
 
     def settle(connection: Connection) -> tuple[int, Object]:
@@ -100,13 +100,13 @@ def _charge_of(connection: Connection, tenant: str, params: RefundCreate) -> Row
 
 
 def _reserve(connection: Connection, charge: Row[Any], amount: int | None) -> int:
-    """Put an amount of a captured charge aside; all that is left if none is said."""
+    """Reserve an amount of a captured charge: by default, all that is left."""
     left = charge.amount_captured - charge.amount_refunded - charge.amount_reserved
     wanted = left if amount is None else amount
     if amount is not None:
         orders.check_step(amount, charge.currency, "amount")
     if wanted <= 0:
-        raise _too_much(charge, left)
+        raise _amount_too_large(charge, left)
     reserved = rows.change(
         connection,
         charges,
@@ -116,11 +116,11 @@ def _reserve(connection: Connection, charge: Row[Any], amount: int | None) -> in
         amount_reserved=charges.c.amount_reserved + wanted,
     )
     if reserved is None:
-        raise _too_much(charge, left)
+        raise _amount_too_large(charge, left)
     return wanted
 
 
-def _check_whole(charge: Row[Any], amount: int | None) -> None:
+def _check_voidable(charge: Row[Any], amount: int | None) -> None:
     if charge.payment_intent is not None:
         raise not_allowed(
             f"Nothing was taken for {charge.payment_intent} yet: cancel that payment intent.",
@@ -134,7 +134,7 @@ def _check_whole(charge: Row[Any], amount: int | None) -> None:
         )
 
 
-def _too_much(charge: Row[Any], left: int) -> StripeError:
+def _amount_too_large(charge: Row[Any], left: int) -> StripeError:
     if left <= 0:
         return not_allowed(
             f"Charge {charge.id} has already been refunded.", "charge_already_refunded"
@@ -170,27 +170,29 @@ def _insert(
         "network_key": key,
     }
     refund = connection.execute(refunds.insert().returning(refunds), row).one()
-    shown = objects.refund(refund)
-    events.record(connection, work.tenant, "refund.created", shown, work.request_id)
+    body = objects.refund(refund)
+    events.record(connection, work.tenant, "refund.created", body, work.request_id)
     return row
 
 
 # ---------------------------------------------------------------------------- look and change
 
 
-@router.get("", **answers(schemas.Refund, many=True), **asks(RefundList))
+@router.get("", **documents_response(schemas.Refund, many=True), **documents_query(RefundList))
 def list_refunds(
     request: Request, params: Annotated[RefundList, Depends(query_as(RefundList))]
 ) -> Response:
-    return lists.many(request, params, refunds, objects.refund, "charge", "payment_intent")
+    return lists.list_objects(request, params, refunds, objects.refund, "charge", "payment_intent")
 
 
-@router.get("/{id}", **answers(schemas.Refund), **asks(Nothing))
+@router.get("/{id}", **documents_response(schemas.Refund), **documents_query(Nothing))
 def retrieve_refund(request: Request, id: str, params: NoQuery) -> Response:
-    return lists.one(request, params, refunds, id, objects.refund)
+    return lists.retrieve(request, params, refunds, id, objects.refund)
 
 
-@router.post("/{id}", **answers(schemas.Refund, writes=True), **takes(MetadataUpdate))
+@router.post(
+    "/{id}", **documents_response(schemas.Refund, writes=True), **documents_body(MetadataUpdate)
+)
 def update_refund(
     request: Request, id: str, params: Annotated[MetadataUpdate, Depends(body_as(MetadataUpdate))]
 ) -> Response:

@@ -1,6 +1,4 @@
-"""Reading a request: its form, JSON or query becomes parameters, or an error that names the one
-that is wrong.
-"""
+"""Parse a request's form, JSON or query into parameters, or an error that names the wrong one."""
 
 from __future__ import annotations
 
@@ -20,20 +18,20 @@ from payments.api.parameters import Nothing, Parameters
 P = TypeVar("P", bound=Parameters)
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""What no database takes as text."""
+"""What databases do not accept in text."""
 _DEPTH_MAX = 10
 
 
 def tenant_of(request: Request) -> str:
-    """Whose request this is: `acct_…/test`."""
+    """Return the tenant of a request, such as `acct_…/test`."""
     return account_of(request.scope).tenant
 
 
 def body_as(model: type[P]) -> Callable[[Request], Awaitable[P]]:
-    """A dependency: the parameters in the body."""
+    """Return a FastAPI dependency that parses the body."""
 
     async def read(request: Request) -> P:
-        return check(
+        return validate(
             model, parse_body(request.headers.get("content-type", ""), await request.body())
         )
 
@@ -41,27 +39,27 @@ def body_as(model: type[P]) -> Callable[[Request], Awaitable[P]]:
 
 
 def query_as(model: type[P]) -> Callable[[Request], Awaitable[P]]:
-    """A dependency: the parameters in the query."""
+    """Return a FastAPI dependency that parses the query."""
 
     async def read(request: Request) -> P:
-        return check(model, _form(request.scope["query_string"]))
+        return validate(model, _form(request.scope["query_string"]))
 
     return read
 
 
 NoQuery = Annotated[Nothing, Depends(query_as(Nothing))]
-"""The parameters of a request that only looks at one object."""
+"""The parameters of a request for a single object."""
 
 
 def refuse_query(encoded: bytes) -> None:
-    """A POST says all that it says in its body."""
+    """Raise if a POST has parameters in its URL."""
     if encoded:
         name = next(iter(_form(encoded)), "")
         raise invalid("Parameters of a POST belong into its body, not into the URL.", name)
 
 
 def parse_body(content_type: str, body: bytes) -> dict[str, Any]:
-    """What a body says."""
+    """Parse a body by its content type."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind in ("application/x-www-form-urlencoded", "") or not body:
         return _form(body)
@@ -76,22 +74,22 @@ def parse_body(content_type: str, body: bytes) -> dict[str, Any]:
 
 def _form(encoded: bytes) -> dict[str, Any]:
     try:
-        said = form.parse(encoded)
+        values = form.parse(encoded)
     except form.FormError as error:
         raise invalid(str(error), error.param) from None
-    _refuse_unstorable(said, None, 0)
-    return said
+    _refuse_unstorable(values, None, 0)
+    return values
 
 
 def _json(body: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(body, parse_constant=_reject_constant)
+        values = json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         raise invalid("Invalid JSON: the body cannot be read.", None) from None
-    if not isinstance(said, dict):
+    if not isinstance(values, dict):
         raise invalid("Invalid JSON: the body must be an object.", None)
-    _refuse_unstorable(said, None, 0)
-    return said
+    _refuse_unstorable(values, None, 0)
+    return values
 
 
 def _reject_constant(name: str) -> NoReturn:
@@ -113,13 +111,13 @@ def _refuse_unstorable(value: Any, param: str | None, depth: int) -> None:
             _refuse_unstorable(inner, f"{param}[{place}]", depth + 1)
 
 
-def check(model: type[P], said: dict[str, Any]) -> P:
-    """The parameters, if they are what the model allows."""
+def validate(model: type[P], values: dict[str, Any]) -> P:
+    """Validate parameters against their model."""
     try:
-        return model.model_validate(said)
+        return model.model_validate(values)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=True, include_input=False)
-        raise _error_for(found, said) from None
+        raise _error_for(found, values) from None
 
 
 _CODES = {
@@ -132,11 +130,13 @@ _CODES = {
 _LIMITS = {"greater_than_equal": "amount_too_small", "less_than_equal": "amount_too_large"}
 
 
-def _error_for(found: list[Any], said: dict[str, Any]) -> StripeError:
-    """The first thing that is wrong; of alternatives, what is wrong with the one that was meant."""
-    first = max(found, key=lambda each: (_match_depth(each["loc"], said), not _of_kind(each)))
+def _error_for(found: list[Any], values: dict[str, Any]) -> StripeError:
+    """Return the most relevant error: of alternatives, that of the one the client meant."""
+    first = max(
+        found, key=lambda each: (_match_depth(each["loc"], values), not _is_type_error(each))
+    )
     kind = first["type"]
-    param = _param(first["loc"], said, is_missing=kind == "missing")
+    param = _param(first["loc"], values, is_missing=kind == "missing")
     if kind == "extra_forbidden":
         message = f"Received unknown parameter: {param}"
     elif kind == "missing":
@@ -147,32 +147,32 @@ def _error_for(found: list[Any], said: dict[str, Any]) -> StripeError:
     return invalid(message[:500], param, codes.get(kind, "parameter_invalid"))
 
 
-def _match_depth(location: tuple[Any, ...], said: Any) -> int:
-    """How far a place of an error can be followed into what was said."""
-    followed = 0
+def _match_depth(location: tuple[Any, ...], values: Any) -> int:
+    """Count how many parts of an error's location exist in the values."""
+    depth = 0
     for part in location:
-        if _has(said, part):
-            said, followed = said[part], followed + 1
-    return followed
+        if _has(values, part):
+            values, depth = values[part], depth + 1
+    return depth
 
 
-def _of_kind(found: Any) -> bool:
-    """Whether something is of another kind altogether: text where an object was meant."""
+def _is_type_error(found: Any) -> bool:
+    """Whether the error is a wrong type, such as text instead of an object."""
     return found["type"] in ("string_type", "model_type", "dict_type")
 
 
-def _has(said: Any, part: Any) -> bool:
-    if isinstance(said, list):
-        return isinstance(part, int) and part < len(said)
-    return isinstance(said, dict) and part in said
+def _has(values: Any, part: Any) -> bool:
+    if isinstance(values, list):
+        return isinstance(part, int) and part < len(values)
+    return isinstance(values, dict) and part in values
 
 
-def _param(location: tuple[Any, ...], said: Any, *, is_missing: bool) -> str | None:
-    """The name of a place in bracket notation, without the names of alternatives in between."""
+def _param(location: tuple[Any, ...], values: Any, *, is_missing: bool) -> str | None:
+    """Write an error's location in bracket notation, without the names of alternatives."""
     parts = []
     for place, part in enumerate(location):
-        if _has(said, part):
-            said = said[part]
+        if _has(values, part):
+            values = values[part]
             parts.append(str(part))
         elif is_missing and place == len(location) - 1:
             parts.append(str(part))

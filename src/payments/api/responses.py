@@ -1,4 +1,4 @@
-"""Answers: JSON, with the id of the request that they answer."""
+"""Responses: JSON, with the id of the request."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Line = tuple[bytes, bytes]
 
 
 def request_id(request: Request) -> str:
-    """The id under which this request is known, to its client and in the logs."""
+    """Return the id of this request, as in its response and the logs."""
     state = request.scope.setdefault("state", {})
-    if "request_id" not in state:  # recovered: it did not come in by the door
+    if "request_id" not in state:  # recovered: it has not passed the middleware
         state["request_id"] = ids.new("req")
-    found: str = state["request_id"]
-    return found
+    id_: str = state["request_id"]
+    return id_
 
 
 def encode(body: Any) -> bytes:
-    """The bytes of an answer."""
+    """Encode the body of a response."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def lines(request: Request) -> list[Line]:
-    """The headers of an answer, as oncekey keeps them."""
+def header_lines(request: Request) -> list[Line]:
+    """Return the headers of a response, as oncekey stores them."""
     return [
         (b"content-type", b"application/json"),
         (b"request-id", request_id(request).encode("ascii")),
@@ -38,9 +38,13 @@ def lines(request: Request) -> list[Line]:
     ]
 
 
-def answer(request: Request, body: Any, status: int = 200, more: Iterable[Line] = ()) -> Response:
-    """An answer as the framework sends it, with `more` headers."""
+def respond(request: Request, body: Any, status: int = 200, more: Iterable[Line] = ()) -> Response:
+    """Build a response, with `more` headers."""
     encoded = body if isinstance(body, bytes) else encode(body)
     response = Response(encoded, status)
-    response.raw_headers[:] = [*lines(request), *more, (b"content-length", b"%d" % len(encoded))]
+    response.raw_headers[:] = [
+        *header_lines(request),
+        *more,
+        (b"content-length", b"%d" % len(encoded)),
+    ]
     return response

@@ -1,6 +1,6 @@
-"""Shapes: what the API's objects look like, for the OpenAPI document and for the tests.
+"""Schemas of the API's objects, for the OpenAPI document and the tests.
 
-They describe what `objects` makes, field by field; nothing is converted through them.
+They describe what `objects` returns, field by field; nothing is converted with them.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class WebhookEndpoint(Shape):
     status: Literal["enabled", "disabled"]
     url: str
     secret: str | None = None
-    """Only in the answer to who made it."""
+    """Only in the response that creates it."""
 
 
 class DeliveryAttempt(Shape):

@@ -1,4 +1,4 @@
-"""Sources: which card pays, by a token, a payment method, a customer or a number."""
+"""Sources: find the card that pays, by token, payment method, customer or number."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from payments.storage.tables import customers, payment_methods, tokens
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A card, and the payment method that it is, if it is one."""
+    """A card, and its payment method, if it has one."""
 
     card: cards.Card
     payment_method: str | None = None
 
 
 def by_id(connection: Connection, tenant: str, id_: str, param: str) -> Source:
-    """A token or payment method: a documented one, or one that was made here."""
-    named = cards.find_test_card(id_)
-    if named is not None:
-        return Source(named)
+    """Find a token or payment method, a documented or a stored one."""
+    test_card = cards.find_test_card(id_)
+    if test_card is not None:
+        return Source(test_card)
     if id_.startswith("tok_"):
         return Source(_use_token(connection, tenant, id_, param))
     method = rows.get(connection, payment_methods, tenant, id_, param)
     return Source(method.card, id_)
 
 
-def by_number(said: CardNumber) -> cards.Card:
-    """A card as somebody types it. One whose expiry is past is taken for a mistake."""
-    part = cards.expired_part(said.exp_year, said.exp_month, clock.now_s())
+def by_number(card_params: CardNumber) -> cards.Card:
+    """Return a card from its number. A past expiry is refused as a typing error."""
+    part = cards.expired_part(card_params.exp_year, card_params.exp_month, clock.now_s())
     if part is not None:
         raise StripeError(
             402,
@@ -47,11 +47,11 @@ def by_number(said: CardNumber) -> cards.Card:
             param=f"exp_{part}",
             no_effect=True,
         )
-    return said.card()
+    return card_params.card()
 
 
 def _use_token(connection: Connection, tenant: str, id_: str, param: str) -> cards.Card:
-    """A token that was made here stands for its card once."""
+    """Use up a stored token and return its card."""
     token = rows.change(connection, tokens, tenant, id_, tokens.c.used.is_(False), used=True)
     if token is None:
         rows.get(connection, tokens, tenant, id_, param)
@@ -68,7 +68,7 @@ def of_charge(
     source: str | CardNumber | None,
     customer: str | None,
 ) -> Source:
-    """What a charge is paid with."""
+    """Find the card that pays for a charge."""
     if customer is not None:
         existing_customer(connection, tenant, customer)
     if isinstance(source, CardNumber):
@@ -98,8 +98,9 @@ def of_intent(
     data: MethodData | None,
     customer: str | None,
 ) -> Source | None:
-    """What an intent is to be paid with; None while nobody has said. Documented test methods and
-    data given on the way become payment methods of their own.
+    """Find the card that pays for an intent; None if the client has not chosen one.
+
+    Documented test methods and inline data become new payment methods.
     """
     if data is not None:
         card = card_of(connection, tenant, data.card)
@@ -125,13 +126,13 @@ def _check_owner(connection: Connection, tenant: str, source: Source, customer: 
         )
 
 
-def card_of(connection: Connection, tenant: str, said: CardNumber | CardToken) -> cards.Card:
-    """The card that a request describes."""
-    if isinstance(said, CardNumber):
-        return by_number(said)
-    if not said.token.startswith("tok_"):
-        raise not_found("token", said.token, "card[token]")
-    return by_id(connection, tenant, said.token, "card[token]").card
+def card_of(connection: Connection, tenant: str, card_params: CardNumber | CardToken) -> cards.Card:
+    """Return the card that a request describes."""
+    if isinstance(card_params, CardNumber):
+        return by_number(card_params)
+    if not card_params.token.startswith("tok_"):
+        raise not_found("token", card_params.token, "card[token]")
+    return by_id(connection, tenant, card_params.token, "card[token]").card
 
 
 def add_method(
@@ -142,7 +143,7 @@ def add_method(
     metadata: dict[str, str | None] | None = None,
     customer: str | None = None,
 ) -> Row[Any]:
-    """Make a payment method of a card."""
+    """Create a payment method from a card."""
     return connection.execute(
         payment_methods.insert().returning(payment_methods),
         {
@@ -158,9 +159,9 @@ def add_method(
 
 
 def attach(connection: Connection, tenant: str, method: str, customer: str) -> Row[Any]:
-    """Make a payment method a customer's, unless it is another one's."""
-    of = payment_methods.c.customer
-    free = sa.or_(of.is_(None), of == customer)
+    """Attach a payment method to a customer, unless it belongs to another one."""
+    owner = payment_methods.c.customer
+    free = sa.or_(owner.is_(None), owner == customer)
     attached = rows.change(connection, payment_methods, tenant, method, free, customer=customer)
     if attached is None:
         raise not_allowed("The payment method you provided is attached to another customer.")
@@ -170,7 +171,7 @@ def attach(connection: Connection, tenant: str, method: str, customer: str) -> R
 def existing_customer(
     connection: Connection, tenant: str, id_: str, param: str = "customer"
 ) -> Row[Any]:
-    """A customer that was not deleted."""
+    """Return a customer that is not deleted."""
     found = rows.get(connection, customers, tenant, id_, param)
     if found.deleted:
         raise not_found("customer", id_, param)

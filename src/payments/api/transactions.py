@@ -22,11 +22,11 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection
 
 import oncekey
-from payments.api.expand import check, expand
+from payments.api.expand import check_paths, expand
 from payments.api.objects import Object
 from payments.api.parameters import Parameters
 from payments.api.requests import tenant_of
-from payments.api.responses import answer, encode, lines, request_id
+from payments.api.responses import encode, header_lines, request_id, respond
 from payments.network import Network
 from payments.storage import ids
 from payments.storage.database import Database
@@ -52,7 +52,7 @@ def write_rows(
         if event is not None:
             events.record(connection, tenant, event, body, request_id(request))
         expand(connection, tenant, body, params.expand)
-    return answer(request, body)
+    return respond(request, body)
 
 
 class ResumableRequest:
@@ -61,7 +61,7 @@ class ResumableRequest:
     def __init__(self, request: Request, params: Parameters | None = None, kind: str = "") -> None:
         """`kind` is the object the response holds, whose ids `params` may want expanded."""
         self._expand = params.expand if params is not None else None
-        check(kind, self._expand)
+        check_paths(kind, self._expand)
         self.request = request
         self.tenant = tenant_of(request)
         self.database: Database = request.app.state.database
@@ -97,9 +97,9 @@ class ResumableRequest:
                 body = expand(connection, self.tenant, body, self._expand)
             encoded = encode(body)
             if self._attempt is not None:
-                headers = lines(self.request)
+                headers = header_lines(self.request)
                 self._attempt.complete_in_sync(connection, status, encoded, headers)
-        return answer(self.request, encoded, status)
+        return respond(self.request, encoded, status)
 
     def set_resource_id(self, id_: str) -> None:
         """Let operators find the operation by the object it created."""

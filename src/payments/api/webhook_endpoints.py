@@ -1,7 +1,7 @@
-"""Webhook endpoints: where an account wants to be told of its events, and what it was told.
+"""Webhook endpoints: where an account receives its events, and what was delivered there.
 
-A URL is looked at when it is given, and again whenever something is sent there: a name may lead
-elsewhere by then. Looking takes time, so it is done before the transaction, not within.
+A URL is checked when it is set and again before each delivery: by then its name may resolve to
+another address. Checking takes time, so it happens before the transaction, not in it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from oncekey.webhooks import new_secret
 from payments import clock
 from payments.api import lists, objects, schemas
 from payments.api.errors import invalid, not_allowed
-from payments.api.expand import check
+from payments.api.expand import check_paths
 from payments.api.objects import Object
-from payments.api.openapi import answers, asks, takes
+from payments.api.openapi import documents_body, documents_query, documents_response
 from payments.api.parameters import (
     EndpointCreate,
     EndpointRoll,
@@ -29,7 +29,7 @@ from payments.api.parameters import (
     Page,
 )
 from payments.api.requests import NoQuery, body_as, query_as, tenant_of
-from payments.api.responses import answer
+from payments.api.responses import respond
 from payments.api.transactions import ResumableRequest
 from payments.storage import ids, rows
 from payments.storage.database import Database, lock_for_transaction
@@ -39,7 +39,7 @@ from payments.webhooks.senders import Senders
 router = APIRouter(tags=["webhooks"])
 
 ENDPOINTS_MAX = 16
-"""Per account and mode: each event is written and sent so often."""
+"""Per account and mode: each event is written and sent this often."""
 SECRETS_MAX = 5
 """Per endpoint: each delivery is signed with all of them."""
 _PATH = "/v1/webhook_endpoints"
@@ -47,7 +47,11 @@ _PATH = "/v1/webhook_endpoints"
 # ------------------------------------------------------------------------------------ endpoints
 
 
-@router.post(_PATH, **answers(schemas.WebhookEndpoint, writes=True), **takes(EndpointCreate))
+@router.post(
+    _PATH,
+    **documents_response(schemas.WebhookEndpoint, writes=True),
+    **documents_body(EndpointCreate),
+)
 def create_webhook_endpoint(
     request: Request, params: Annotated[EndpointCreate, Depends(body_as(EndpointCreate))]
 ) -> Response:
@@ -55,7 +59,7 @@ def create_webhook_endpoint(
     _check_url(request, tenant, params.url)
 
     def write(connection: Connection) -> tuple[int, Object]:
-        if not has_room(connection, tenant):
+        if not may_add_endpoint(connection, tenant):
             raise not_allowed(f"An account has at most {ENDPOINTS_MAX} webhook endpoints.")
         secret = new_secret()
         row = {
@@ -76,20 +80,26 @@ def create_webhook_endpoint(
     return ResumableRequest(request, params, "webhook_endpoint").end(write)
 
 
-@router.get(_PATH, **answers(schemas.WebhookEndpoint, many=True), **asks(Page))
+@router.get(
+    _PATH, **documents_response(schemas.WebhookEndpoint, many=True), **documents_query(Page)
+)
 def list_webhook_endpoints(
     request: Request, params: Annotated[Page, Depends(query_as(Page))]
 ) -> Response:
-    return lists.many(request, params, webhook_endpoints, objects.webhook_endpoint)
+    return lists.list_objects(request, params, webhook_endpoints, objects.webhook_endpoint)
 
 
-@router.get(_PATH + "/{id}", **answers(schemas.WebhookEndpoint), **asks(Nothing))
+@router.get(
+    _PATH + "/{id}", **documents_response(schemas.WebhookEndpoint), **documents_query(Nothing)
+)
 def retrieve_webhook_endpoint(request: Request, id: str, params: NoQuery) -> Response:
-    return lists.one(request, params, webhook_endpoints, id, objects.webhook_endpoint)
+    return lists.retrieve(request, params, webhook_endpoints, id, objects.webhook_endpoint)
 
 
 @router.post(
-    _PATH + "/{id}", **answers(schemas.WebhookEndpoint, writes=True), **takes(EndpointUpdate)
+    _PATH + "/{id}",
+    **documents_response(schemas.WebhookEndpoint, writes=True),
+    **documents_body(EndpointUpdate),
 )
 def update_webhook_endpoint(
     request: Request, id: str, params: Annotated[EndpointUpdate, Depends(body_as(EndpointUpdate))]
@@ -109,17 +119,19 @@ def update_webhook_endpoint(
 
 def _changes(endpoint: Row[Any], params: EndpointUpdate) -> dict[str, Any]:
     given = params.explicit_values().items()
-    blank = ("description", "metadata")  # what may be made so
-    changes = {name: said for name, said in given if said is not None or name in blank}
+    nullable = ("description", "metadata")
+    changes = {name: value for name, value in given if value is not None or name in nullable}
     disabled = changes.pop("disabled", endpoint.status == "disabled")
-    # Whoever enables an endpoint again, or moves it, gives it a new chance.
+    # Enabling or moving an endpoint forgives its failures.
     return changes | {"status": "disabled" if disabled else "enabled", "failing_since": None}
 
 
-@router.delete(_PATH + "/{id}", **answers(schemas.Deleted, writes=True), **asks(Nothing))
+@router.delete(
+    _PATH + "/{id}", **documents_response(schemas.Deleted, writes=True), **documents_query(Nothing)
+)
 def delete_webhook_endpoint(request: Request, id: str, params: NoQuery) -> Response:
-    """What waits to be sent there is canceled when its turn comes."""
-    check("webhook_endpoint", params.expand)
+    """Delete an endpoint; its pending deliveries are canceled when they come due."""
+    check_paths("webhook_endpoint", params.expand)
     database: Database = request.app.state.database
     tenant = tenant_of(request)
     with database.rows() as connection:
@@ -129,34 +141,34 @@ def delete_webhook_endpoint(request: Request, id: str, params: NoQuery) -> Respo
                 webhook_endpoints.c.tenant == tenant, webhook_endpoints.c.id == id
             )
         )
-    return answer(request, {"id": id, "object": "webhook_endpoint", "deleted": True})
+    return respond(request, {"id": id, "object": "webhook_endpoint", "deleted": True})
 
 
 @router.post(
     _PATH + "/{id}/roll_secret",
-    **answers(schemas.WebhookEndpoint, writes=True),
-    **takes(EndpointRoll),
+    **documents_response(schemas.WebhookEndpoint, writes=True),
+    **documents_body(EndpointRoll),
 )
 def roll_webhook_secret(
     request: Request, id: str, params: Annotated[EndpointRoll, Depends(body_as(EndpointRoll))]
 ) -> Response:
-    """A new secret, shown here and nowhere else. The old one signs too, for `overlap_s`."""
+    """Replace the secret, which only this response shows. The old one signs for `overlap_s`."""
     tenant, now = tenant_of(request), clock.now_s()
 
     def write(connection: Connection) -> tuple[int, Object]:
         endpoint = rows.get(connection, webhook_endpoints, tenant, id, lock=True)
         secret = new_secret()
-        still = _signing_on(endpoint.secrets, now, now + params.overlap_s)
-        secrets = [*still, {"secret": secret, "until": None}]
+        kept = _keep_secrets(endpoint.secrets, now, now + params.overlap_s)
+        secrets = [*kept, {"secret": secret, "until": None}]
         rows.change(connection, webhook_endpoints, tenant, id, secrets=secrets)
         return 200, objects.webhook_endpoint(endpoint) | {"secret": secret}
 
     return ResumableRequest(request, params, "webhook_endpoint").end(write)
 
 
-def _signing_on(secrets: list[Object], now: int, until: int) -> list[Object]:
-    """What signs beside a new secret: all that sign now, for as long as was said of each when it
-    was replaced, and none longer than `until`.
+def _keep_secrets(secrets: list[Object], now: int, until: int) -> list[Object]:
+    """Return the secrets that sign beside a new one: all current ones, each until its own end, at
+    latest `until`.
     """
     ending = (each | {"until": min(each["until"] or until, until)} for each in secrets)
     return [each for each in ending if now < each["until"]][-(SECRETS_MAX - 1) :]
@@ -169,8 +181,8 @@ def _check_url(request: Request, tenant: str, url: str) -> None:
         raise invalid(f"Nothing can be sent to this URL: {objection}", "url", "url_invalid")
 
 
-def has_room(connection: Connection, tenant: str) -> bool:
-    """Whether one more may be made, in this transaction: whoever else asks waits for its end."""
+def may_add_endpoint(connection: Connection, tenant: str) -> bool:
+    """Whether one more endpoint fits; others that ask wait until this transaction ends."""
     lock_for_transaction(connection, f"webhook endpoints of {tenant}")
     query = sa.select(sa.func.count()).where(webhook_endpoints.c.tenant == tenant)
     return connection.execute(query).scalar_one() < ENDPOINTS_MAX
@@ -179,11 +191,15 @@ def has_room(connection: Connection, tenant: str) -> bool:
 # ----------------------------------------------------------------------------------- deliveries
 
 
-@router.get(_PATH + "/{id}/deliveries", **answers(schemas.WebhookDelivery, many=True), **asks(Page))
+@router.get(
+    _PATH + "/{id}/deliveries",
+    **documents_response(schemas.WebhookDelivery, many=True),
+    **documents_query(Page),
+)
 def list_webhook_deliveries(
     request: Request, id: str, params: Annotated[Page, Depends(query_as(Page))]
 ) -> Response:
-    """What was sent to an endpoint, newest first, with a log of every attempt."""
+    """List the deliveries to an endpoint, newest first, with a log of every attempt."""
     database: Database = request.app.state.database
     tenant = tenant_of(request)
     with database.read() as connection:
@@ -197,10 +213,10 @@ def list_webhook_deliveries(
             f"{_PATH}/{id}/deliveries",
             deliveries.c.endpoint == id,
         )
-        log = _attempts(connection, tenant, [shown["id"] for shown in found["data"]])
-    for shown in found["data"]:
-        shown["attempts"] = log.get(shown["id"], [])
-    return answer(request, found)
+        log = _attempts(connection, tenant, [delivery["id"] for delivery in found["data"]])
+    for delivery in found["data"]:
+        delivery["attempts"] = log.get(delivery["id"], [])
+    return respond(request, found)
 
 
 def _attempts(connection: Connection, tenant: str, ids: list[str]) -> dict[str, list[Object]]:

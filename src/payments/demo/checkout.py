@@ -1,13 +1,13 @@
-"""What the checkout page asks, beside the API: notices, a tally, and faults. And who listens.
+"""The backend of the checkout page, beside the API: trace, tally, faults and webhook listener.
 
     GET /demo/watch?after=      what happens to charges, as server-sent events
     GET /demo/tally?order=&key= what became of one order, as the card network counts it
     GET /demo/faults            what can go wrong at the card network and at the listener
-    PUT /demo/faults/{name}     let it go wrong: {"times": 1}
-    POST /demo/hook             where the listener is told of charges, by webhooks
+    PUT /demo/faults/{name}     arm a fault: {"times": 1}
+    POST /demo/hook             receives webhooks about charges
 
-It is there only on the embedded server, and only for requests from its own machine: whoever can ask
-for it could also edit the files.
+It exists only on the embedded server, and only for requests from the same machine: whoever can send
+those could also edit the files.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from payments.storage.database import Database
 from payments.storage.tables import charges, deliveries, events, ledger_entries
 
 ROWS_MAX = 2_000
-"""How far back an order is looked for."""
+"""How many rows are searched for an order."""
 TIMES_MAX = 10
 ID_CHARS_MAX = 255
-NOTICE_CHARS_MAX = 18
+ENTRY_CHARS_MAX = 18
 
 NO_STORE = {"Cache-Control": "no-store"}
 
@@ -48,30 +48,30 @@ def add(api: FastAPI, trace: TraceLog) -> None:
     network: Network = api.state.network
     settings: Settings = api.state.settings
     listener = Listener(database, settings.data / "listener.db", trace)
-    api.state.held.append(listener)
+    api.state.closed_at_exit.append(listener)
 
-    async def notices(request: Request) -> Response:
+    async def entries(request: Request) -> Response:
         if not is_local(request.scope):
-            return _elsewhere()
-        if trace.full:
+            return _refuse_remote()
+        if trace.is_full:
             return JSONResponse({"error": "Too many listeners."}, 503, NO_STORE)
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        stream = trace.stream(_notice(after))
+        stream = trace.stream(_entry_number(after))
         return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)
 
     def tally(request: Request) -> Response:
         order, key = (request.query_params.get(name, "") for name in ("order", "key"))
         with database.read() as connection:
-            told = _read_database(connection, order[:ID_CHARS_MAX], key[:ID_CHARS_MAX])
-            told["listener"] = listener.told(connection, told.pop("event_ids"))
-        told |= _read_network(network, told.pop("references"))
-        return JSONResponse({**told, "requests": trace.requests_of(key)}, headers=NO_STORE)
+            result = _read_database(connection, order[:ID_CHARS_MAX], key[:ID_CHARS_MAX])
+            result["listener"] = listener.summary(connection, result.pop("event_ids"))
+        result |= _read_network(network, result.pop("references"))
+        return JSONResponse({**result, "requests": trace.requests_of(key)}, headers=NO_STORE)
 
     def faults(_: Request) -> Response:
         listed = [*network.faults(), *listener.faults()]
         return JSONResponse({"data": listed}, headers=NO_STORE)
 
-    api.add_route("/demo/watch", notices, include_in_schema=False)
+    api.add_route("/demo/watch", entries, include_in_schema=False)
     api.add_route("/demo/tally", _local(tally), include_in_schema=False)
     api.add_route("/demo/faults", _local(faults), include_in_schema=False)
 
@@ -85,14 +85,14 @@ def add(api: FastAPI, trace: TraceLog) -> None:
 
     arming = functools.partial(_arm, arm)
     api.add_route("/demo/faults/{name}", arming, methods=["PUT"], include_in_schema=False)
-    hearing = functools.partial(_hear, listener)
-    api.add_route(PATH, hearing, methods=["POST"], include_in_schema=False)
+    receiving = functools.partial(_receive, listener)
+    api.add_route(PATH, receiving, methods=["POST"], include_in_schema=False)
 
 
 def _local(ask: Callable[[Request], Response]) -> Callable[[Request], Response]:
     def handle_local(request: Request) -> Response:
         if not is_local(request.scope):
-            return _elsewhere()
+            return _refuse_remote()
         try:
             return ask(request)
         except NetworkDown:
@@ -110,31 +110,31 @@ async def _arm(arm: Callable[[Request, int], Response], request: Request) -> Res
     return await run_in_threadpool(_local(lambda request: arm(request, times)), request)
 
 
-async def _hear(listener: Listener, request: Request) -> Response:
+async def _receive(listener: Listener, request: Request) -> Response:
     body = await request.body()
 
-    def hear(request: Request) -> Response:
+    def receive(request: Request) -> Response:
         receipt = listener.receive(request.headers, body)
         return Response(receipt.body, receipt.status, receipt.headers)
 
-    return await run_in_threadpool(_local(hear), request)
+    return await run_in_threadpool(_local(receive), request)
 
 
-def _notice(said: str) -> int | None:
-    """The number of a notice, None for what is none."""
-    return int(said) if said.isdecimal() and len(said) <= NOTICE_CHARS_MAX else None
+def _entry_number(value: str) -> int | None:
+    """Parse the number of an entry; None if it is none."""
+    return int(value) if value.isdecimal() and len(value) <= ENTRY_CHARS_MAX else None
 
 
 def _times(body: bytes) -> int | None:
     try:
-        said = json.loads(body)
+        value = json.loads(body)
     except ValueError:
         return None
-    times = said.get("times") if isinstance(said, dict) else None
+    times = value.get("times") if isinstance(value, dict) else None
     return times if type(times) is int and 0 <= times <= TIMES_MAX else None
 
 
-def _elsewhere() -> Response:
+def _refuse_remote() -> Response:
     return JSONResponse({"error": "Only on the machine that the server runs on."}, 403, NO_STORE)
 
 
@@ -142,7 +142,7 @@ def _elsewhere() -> Response:
 
 
 def _read_database(connection: Connection, order: str, key: str) -> dict[str, Any]:
-    """What our own database has of an order: charges, ledger entries, events, deliveries."""
+    """Read an order from the database: charges, ledger entries, events, deliveries."""
     recent = (
         sa.select(charges.c.id, charges.c.metadata)
         .where(charges.c.tenant == LOCAL.tenant)
@@ -163,25 +163,23 @@ def _read_database(connection: Connection, order: str, key: str) -> dict[str, An
         .order_by(events.c.id.desc())
         .limit(ROWS_MAX)
     )
-    told = [row.id for row in connection.execute(lately) if key and row.idempotency_key == key]
+    result = [row.id for row in connection.execute(lately) if key and row.idempotency_key == key]
     sent = connection.execute(
         sa.select(deliveries.c.status, sa.func.count().label("number"))
-        .where(deliveries.c.tenant == LOCAL.tenant, deliveries.c.event.in_(told))
+        .where(deliveries.c.tenant == LOCAL.tenant, deliveries.c.event.in_(result))
         .group_by(deliveries.c.status)
     )
     return {
         "references": found,
         "ledger": {"entries": entries[0], "sum": entries[1]},
-        "event_ids": told,
-        "events": len(told),
+        "event_ids": result,
+        "events": len(result),
         "deliveries": {row.status: row.number for row in sent},
     }
 
 
 def _read_network(network: Network, references: list[str]) -> dict[str, Any]:
-    """What the card network has of it, None while it is down. It counts by itself, in a file of its
-    own.
-    """
+    """Read an order from the card network, which counts independently; None while it is down."""
     try:
         lines = [line for each in references for line in network.transactions(reference=each)]
     except NetworkDown:

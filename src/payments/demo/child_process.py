@@ -11,11 +11,11 @@ from typing import IO
 
 
 class ChildProcess:
-    """One program in a process of its own.
+    """A program in a child process.
 
-    Start it from the main thread: where the system has `setpriv`, as Linux has, the kernel ends a
-    child when the thread that started it is gone, however that came. Elsewhere only an orderly end
-    of the parent ends it.
+    Start it from the main thread: where the system has `setpriv`, as Linux does, the kernel kills
+    the child when the thread that started it ends for whatever reason. Elsewhere the child ends
+    only if the parent exits in an orderly way.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ChildProcess:
         self.name = name
         guard = shutil.which("setpriv")
         bound = [guard, "--pdeathsig", death_signal.name[3:]] if guard else []
-        # A session of its own: Ctrl-C reaches the parent alone, which ends its children in order.
+        # A separate session: Ctrl-C reaches only the parent, which stops its children in order.
         self._process = subprocess.Popen(  # noqa: S603
             [*bound, *command],
             stdin=subprocess.DEVNULL,
@@ -51,7 +51,7 @@ class ChildProcess:
         return self._process.poll()
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status; TimeoutExpired if it runs longer."""
+        """Wait for the exit status; raise TimeoutExpired if it runs longer."""
         return self._process.wait(timeout_s)
 
     def signal(self, number: signal.Signals) -> None:
@@ -59,7 +59,7 @@ class ChildProcess:
             self._process.send_signal(number)
 
     def stop(self, grace_s: float) -> int:
-        """SIGTERM, and SIGKILL for what is still there after `grace_s`."""
+        """Send SIGTERM, and SIGKILL if it still runs after `grace_s`; return the exit status."""
         self.signal(signal.SIGTERM)
         try:
             return self.wait(grace_s)
@@ -67,6 +67,6 @@ class ChildProcess:
             return self.kill()
 
     def kill(self) -> int:
-        """The end, at once."""
+        """Send SIGKILL and return the exit status."""
         self.signal(signal.SIGKILL)
         return self._process.wait()

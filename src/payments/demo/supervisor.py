@@ -1,8 +1,8 @@
 """`./dev run`: the whole system on this machine.
 
-Two processes: the API, which has the webhook worker and the recoverer within it, and the card
-network, which is a world of its own. Whichever ends is started again. SIGTERM and Ctrl-C end them
-in order: first the crowd, then the API, which drains, then the network that it may still need.
+Two processes: the API, with the webhook worker and the recoverer inside, and the card network. Each
+is restarted if it ends. SIGTERM and Ctrl-C stop them in order: first the crowd, then the API, which
+drains, then the network, which the API may still need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TextIO
 from payments import clock
 from payments.access.accounts import LOCAL_KEY
 from payments.demo.child_process import ChildProcess
-from payments.demo.load.crowd import Crowd, Shop, generated_key
+from payments.demo.load.crowd import Crowd, Shop, rotate_crowd_key
 from payments.settings import Settings, make_folder
 from payments.storage import ids
 from payments.storage.database import Database
@@ -37,7 +37,7 @@ START_S_MAX = 60.0
 TICK_S = 0.05
 PAUSE_S_MAX = 2.0
 STEADY_S = 5.0
-"""Whoever ran so long is well: should it end, it is started again at once."""
+"""A process that ran this long is restarted at once if it ends."""
 DRAIN_S_MAX = 40.0
 NETWORK_STOP_S_MAX = 15.0
 
@@ -46,12 +46,12 @@ _REDRAW = "\r\x1b[K"
 
 
 class CannotRunError(Exception):
-    """Something that must be put right first; the text says what."""
+    """The system cannot start; the text says what to fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to run, and where."""
+    """What to run, and where."""
 
     data: Path
     port: int
@@ -60,7 +60,7 @@ class Plan:
     redis: str
     workers: int
     api_key: str
-    """Empty where there is none that works without being made."""
+    """Empty if none works without being created."""
 
     @property
     def url(self) -> str:
@@ -82,17 +82,17 @@ class Plan:
         words = [sys.executable, "-m", "payments", "serve", "--port", str(self.port)]
         words += ["--data", str(self.data), "--network", self.network_url]
         words += ["--workers", str(self.workers)]
-        # All of it is on this machine, so a receiver of webhooks may be too.
+        # Everything is on this machine, so webhook receivers may be too.
         return [*words, "--webhook-network", "127.0.0.0/8", "--webhook-network", "::1/128"]
 
     def environment(self) -> dict[str, str]:
-        """Where passwords may be: not in the list of processes."""
+        """Pass URLs with passwords here, not in the list of processes."""
         where = {"PAYMENTS_DATABASE": self.database, "PAYMENTS_REDIS": self.redis}
         return {**os.environ, **where}
 
 
 class SupervisedProcess:
-    """Keeps one program running, and remembers how often it had to."""
+    """Keeps one program running: restarts it when it ends."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class SupervisedProcess:
                 death_signal=self._death_signal,
             )
 
-    def look(self) -> str | None:
-        """Start it again if it ended; what happened, if anything did."""
+    def restart_if_ended(self) -> str | None:
+        """Restart the process if it ended; return what happened, if anything."""
         now = clock.monotonic()
         if self._again_at is not None:
             if now >= self._again_at:
@@ -134,14 +134,14 @@ class SupervisedProcess:
         status = self.child.exit_status
         if status is None:
             return None
-        # At once the first time. What ends again and again must not take the machine with it.
+        # At once the first time; with growing pauses if it keeps failing.
         steady = now - self._started >= STEADY_S
         self._again_at = now + (0.0 if steady else self._pause_s)
         self._pause_s = 0.1 if steady else min(PAUSE_S_MAX, max(0.1, 2 * self._pause_s))
-        return f"{self.name} ended with status {status}: starting it again"
+        return f"{self.name} ended with status {status}: restarting it"
 
-    def said(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-2000:].strip()
 
 
@@ -149,31 +149,31 @@ class SupervisedProcess:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until a signal ends it: 0. 1 if it could not be started; the reason is printed."""
-    logging.getLogger("oncekey.client").setLevel(logging.ERROR)  # faults are what we are here for
-    said = _parser().parse_args(argv)
+    """Run until a signal: 0. Return 1 if it cannot start; the reason is printed."""
+    logging.getLogger("oncekey.client").setLevel(logging.ERROR)  # faults are expected here
+    args = _parser().parse_args(argv)
     try:
-        with _folder(said.data) as data:
+        with _folder(args.data) as data:
             plan = Plan(
                 data,
-                said.port,
-                said.network_port or _free_port_after(said.port),
-                said.database,
-                said.redis,
-                said.workers,
-                said.key or ("" if said.database else LOCAL_KEY),
+                args.port,
+                args.network_port or _free_port_after(args.port),
+                args.database,
+                args.redis,
+                args.workers,
+                args.key or ("" if args.database else LOCAL_KEY),
             )
-            if said.traffic and not plan.api_key:
+            if args.traffic and not plan.api_key:
                 raise CannotRunError(
                     f"{LOCAL_KEY} does not work on a database of your own. Make a key with "
-                    "`./dev payments account create crowd`, and give it by --key."
+                    "`./dev payments account create crowd` and pass it with --key."
                 )
             _check_free(plan.port, "--port")
-            if plan.network_port == plan.port:  # each would get some of the other's requests
+            if plan.network_port == plan.port:  # they would get each other's requests
                 raise CannotRunError(
                     f"Port {plan.port} is the API's: choose another by --network-port."
                 )
-            return _run(plan, kept=said.data is not None, traffic=said.traffic)
+            return _run(plan, kept=args.data is not None, traffic=args.traffic)
     except CannotRunError as error:
         print(error, file=sys.stderr)
         return 1
@@ -185,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--port", type=int, default=8000, help="[%(default)s]")
     parser.add_argument("--network-port", type=int, help="[the next one that is free]")
-    parser.add_argument("--data", type=Path, help="keep its files there [a folder that is removed]")
+    parser.add_argument("--data", type=Path, help="store files there [a temporary folder]")
     parser.add_argument(
         "--database",
         default=os.environ.get("PAYMENTS_DATABASE", ""),
@@ -194,13 +194,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--redis",
         default=os.environ.get("PAYMENTS_REDIS", ""),
-        help="redis://…, for limits that workers share [$PAYMENTS_REDIS]",
+        help="redis://…, for rate limits that workers share [$PAYMENTS_REDIS]",
     )
     parser.add_argument("--workers", type=int, default=1, help="processes of the API [%(default)s]")
     parser.add_argument(
-        "--traffic", action="store_true", help="let a crowd loose on it, and count what happens"
+        "--traffic",
+        action="store_true",
+        help="run a crowd of shoppers against it and count what happens",
     )
-    parser.add_argument("--key", default="", help="that the crowd pays with [one of its own]")
+    parser.add_argument("--key", default="", help="API key the crowd pays with [its own account's]")
     return parser
 
 
@@ -221,18 +223,18 @@ def _folder(data: Path | None) -> Iterator[Path]:
 
 
 def _is_free(port: int) -> bool:
-    return _why_not(port) is None
+    return _port_problem(port) is None
 
 
-def _why_not(port: int) -> str | None:
-    """Why one cannot listen there, and what to choose; None if one can."""
+def _port_problem(port: int) -> str | None:
+    """Return why the port cannot be used and what to do, or None."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return "is taken: end whoever has it, or choose another"
+                return "is in use: stop the process that uses it, or choose another"
             return f"is refused ({error.strerror}): choose another"
         except OverflowError:
             return "does not exist: choose one up to 65535"
@@ -240,25 +242,25 @@ def _why_not(port: int) -> str | None:
 
 
 def _check_free(port: int, option: str) -> None:
-    if why := _why_not(port):
-        raise CannotRunError(f"Port {port} {why} by {option}.")
+    if why := _port_problem(port):
+        raise CannotRunError(f"Port {port} {why} with {option}.")
 
 
 def _free_port_after(port: int) -> int:
     return next((p for p in range(port + 1, min(port + 100, 65_536)) if _is_free(p)), port + 1)
 
 
-def _await(process: SupervisedProcess, url: str, signals: Signals) -> None:
-    """Until it answers."""
+def _wait_until_ready(process: SupervisedProcess, url: str, signals: StopSignals) -> None:
+    """Wait until a process answers at `url`."""
     deadline = clock.monotonic() + START_S_MAX
     while not _answers(url):
-        if signals.came:
+        if signals.count:
             return
         if process.child.exit_status is not None:
-            raise CannotRunError(f"{process.name} did not start:\n{process.said()}")
+            raise CannotRunError(f"{process.name} did not start:\n{process.log_tail()}")
         if clock.monotonic() >= deadline:
             raise CannotRunError(
-                f"{process.name} gave no answer in {START_S_MAX:g} s:\n{process.said()}"
+                f"{process.name} gave no answer in {START_S_MAX:g} s:\n{process.log_tail()}"
             )
         time.sleep(TICK_S)
 
@@ -268,7 +270,7 @@ def _answers(url: str) -> bool:
         with urllib.request.urlopen(url, timeout=5):  # noqa: S310  (our own address)
             return True
     except urllib.error.HTTPError:
-        return True  # whatever it is, somebody is there
+        return True  # any response will do
     except OSError:
         return False
 
@@ -276,33 +278,33 @@ def _answers(url: str) -> bool:
 # ---------------------------------------------------------------------------------------- running
 
 
-class Signals:
-    """Whether somebody asked for the end. Asked twice, it comes at once."""
+class StopSignals:
+    """Counts signals to stop. The second one exits at once."""
 
     def __init__(self) -> None:
-        self.came = 0
+        self.count = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on)
 
     def _on(self, number: int, frame: object) -> None:
-        self.came += 1
-        if self.came > 1:
+        self.count += 1
+        if self.count > 1:
             raise SystemExit(128 + number)
 
 
 class ProgressLine:
-    """Writes to a terminal; or to a file or pipe, where a line every few seconds is enough."""
+    """One line that is redrawn, with messages above; in a file or pipe, a line now and then."""
 
     def __init__(self, stream: TextIO, *, every_s: float = 5.0) -> None:
         self._stream = stream
-        self._lively = stream.isatty()
+        self._is_terminal = stream.isatty()
         self._every_s = every_s
         self._next = float("-inf")
         self._drawn = False
 
     def show(self, text: str, now: float) -> None:
-        """How it stands now."""
-        if self._lively:
+        """Show the current status."""
+        if self._is_terminal:
             room = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be redrawn
             self._write(f"{_REDRAW}{text[:room]}")
             self._drawn = True
@@ -311,7 +313,7 @@ class ProgressLine:
             self._write(f"{text}\n")
 
     def say(self, text: str) -> None:
-        """Something that is to stay."""
+        """Print a message that stays."""
         self._write(f"{_REDRAW if self._drawn else ''}{text}\n")
         self._drawn = False
 
@@ -321,7 +323,7 @@ class ProgressLine:
 
 
 def _run(plan: Plan, *, kept: bool, traffic: bool) -> int:
-    signals = Signals()
+    signals = StopSignals()
     with contextlib.ExitStack() as children:
         network = SupervisedProcess(
             "the card network",
@@ -338,21 +340,21 @@ def _run(plan: Plan, *, kept: bool, traffic: bool) -> int:
             environment=plan.environment(),
         )
         children.callback(_stop, api, DRAIN_S_MAX)
-        _await(network, f"{plan.network_url}/tally", signals)
-        _await(api, f"{plan.url}/v1/balance", signals)
-        ticker = ProgressLine(sys.stdout)
-        if not signals.came:
-            ticker.say(greeting(plan, kept))
+        _wait_until_ready(network, f"{plan.network_url}/tally", signals)
+        _wait_until_ready(api, f"{plan.url}/v1/balance", signals)
+        progress = ProgressLine(sys.stdout)
+        if not signals.count:
+            progress.say(welcome_text(plan, kept))
         if traffic:
-            _with_crowd(plan, [network, api], signals, ticker)
+            _with_crowd(plan, [network, api], signals, progress)
         else:
-            _watch([network, api], signals, ticker)
-        ticker.say("Ending: requests that are under way are answered first.")
+            _watch([network, api], signals, progress)
+        progress.say("Stopping: running requests are finished first.")
     return 0
 
 
 def _stop(process: SupervisedProcess, within_s: float) -> None:
-    """However we leave, no child stays behind."""
+    """Stop a process, whatever happens: no child stays behind."""
     try:
         process.child.stop(within_s)
     except BaseException:
@@ -360,44 +362,46 @@ def _stop(process: SupervisedProcess, within_s: float) -> None:
         raise
 
 
-def _watch(processes: list[SupervisedProcess], signals: Signals, ticker: ProgressLine) -> None:
-    while not signals.came:
-        _restart_ended(processes, ticker)
+def _watch(
+    processes: list[SupervisedProcess], signals: StopSignals, progress: ProgressLine
+) -> None:
+    while not signals.count:
+        _restart_ended(processes, progress)
         time.sleep(TICK_S)
 
 
-def _restart_ended(processes: list[SupervisedProcess], ticker: ProgressLine) -> None:
+def _restart_ended(processes: list[SupervisedProcess], progress: ProgressLine) -> None:
     for process in processes:
-        happened = process.look()
+        happened = process.restart_if_ended()
         if happened:
-            ticker.say(f"  {happened}")
+            progress.say(f"  {happened}")
 
 
 def _with_crowd(
-    plan: Plan, processes: list[SupervisedProcess], signals: Signals, ticker: ProgressLine
+    plan: Plan, processes: list[SupervisedProcess], signals: StopSignals, progress: ProgressLine
 ) -> None:
     settings = Settings(data=plan.data, database_url=plan.database)
     with contextlib.closing(Database(settings)) as database:
-        key = generated_key(database) if plan.api_key == LOCAL_KEY else plan.api_key
+        key = rotate_crowd_key(database) if plan.api_key == LOCAL_KEY else plan.api_key
         crowd = Crowd(Shop(plan.url, key, plan.network_url), plan.data, database)
         try:
-            while not signals.came:
-                _restart_ended(processes, ticker)
+            while not signals.count:
+                _restart_ended(processes, progress)
                 crowd.tick()
-                ticker.show(crowd.line, clock.monotonic())
+                progress.show(crowd.line, clock.monotonic())
                 time.sleep(TICK_S)
-            ticker.say("The crowd finishes what it has begun.")
+            progress.say("The crowd finishes what it has begun.")
             crowd.leave()
             while crowd.is_leaving:
-                _restart_ended(processes, ticker)
+                _restart_ended(processes, progress)
                 time.sleep(TICK_S)
         finally:
             crowd.close()
-        ticker.say(crowd.line)
+        progress.say(crowd.line)
 
 
-def greeting(plan: Plan, kept: bool) -> str:
-    """Where it is, and what to try."""
+def welcome_text(plan: Plan, kept: bool) -> str:
+    """Say where everything is and what to try."""
     files = "" if kept else " (removed at the end; --data DIR keeps them)"
     key = plan.api_key or "$KEY"
     page = "how it works    {}/explain" if plan.database else "checkout page   {}/"
@@ -410,7 +414,7 @@ def greeting(plan: Plan, kept: bool) -> str:
         f"  card network    {plan.network_url}/transactions",
         f"  files           {plan.data}{files}",
         "",
-        "  Charge a card, and send the very same again: the second answer says it is a replay.",
+        "  Charge a card, then send it again: the second response is marked as a replay.",
         f"    curl -i {plan.url}/v1/charges -u {key}: \\",
         f"      -H 'Idempotency-Key: {ids.random_letters(12)}' \\",
         "      -d amount=500 -d currency=usd -d source=tok_visa",

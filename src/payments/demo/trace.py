@@ -1,10 +1,9 @@
-"""Watch: what happens to a request on its way through the system, for the page that shows it.
+"""Trace: what happens to a request in the system, for the checkout page that shows it.
 
-Each notice names a part (client, limiter, key, handler, network, webhook), says what it did, and
-which request it did it for. They come from where things happen: from around the gate, from
-oncekey's own events, from the client that asks the card network, and from who is told of charges by
-webhooks. Only the last ones are kept, in this process
-alone, and only where the embedded server runs for somebody who tries it out.
+Each entry names a part (client, limiter, key, handler, network, webhook), what it did and for which
+request. Entries come from the access middleware, oncekey's events, the client of the card network
+and the webhook listener. Only the last ones are stored, in this process only, and only on the
+embedded server with the demo.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from payments.access.accounts import LOCAL_KEY
 from payments.access.auth import read_key
 from payments.access.middleware import App, Message, Receive, Scope, Send
 
-NOTICES_MAX = 512
+ENTRIES_MAX = 512
 KEYS_MAX = 1_000
 LISTENERS_MAX = 32
 STREAM_S = 2.0
-"""How long one stream lasts. Whoever listens comes back at once and misses nothing; a server that
-shuts down waits for no listener longer than this.
+"""How long one stream lasts. Listeners reconnect at once and miss nothing; a server that shuts down
+waits for no listener longer than this.
 """
-COME_BACK_MS = 100
-WATCHED = "/v1/charges"
-SETTLED = (200, 402)
-"""A charge that succeeded or failed; each of them has an event."""
+RECONNECT_MS = 100
+TRACED_PATH = "/v1/charges"
+WITH_EVENT = (200, 402)
+"""Statuses of a charge that succeeded or failed, and so has an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class TraceEntry:
 
     number: int
     request: int | None
-    """Counted by this process; None if it is no request's doing, but follows from one."""
+    """Counted by this process; None if no request did it, but a consequence of one."""
     key: str | None
     part: str
     kind: str
@@ -52,68 +51,68 @@ class TraceEntry:
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """The request that something happens for."""
+    """The request an entry is about."""
 
     request: int
     key: str | None
 
 
-_trace: ContextVar[TracedRequest | None] = ContextVar("payments_trace", default=None)
+_current: ContextVar[TracedRequest | None] = ContextVar("payments_trace", default=None)
 
 
 class TraceLog:
-    """Keeps the last notices, and tells them to whoever listens."""
+    """Stores the last entries and streams them to listeners."""
 
     def __init__(self) -> None:
-        self._notices: deque[TraceEntry] = deque(maxlen=NOTICES_MAX)
+        self._entries: deque[TraceEntry] = deque(maxlen=ENTRIES_MAX)
         self._numbers = itertools.count(1)
         self._requests = itertools.count(1)
         self._seen: OrderedDict[str, int] = OrderedDict()
         self._listeners: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
 
     def requests_of(self, key: str) -> int:
-        """How many requests have come with this key."""
+        """Return how many requests came with this key."""
         return self._seen.get(key, 0)
 
     def add(self, part: str, kind: str, says: str, *, key: str | None = None) -> None:
-        """From any thread. `key`: whose it is, where that is not the request that is under way."""
-        trace = _trace.get()
-        request, key = (trace.request, trace.key) if trace else (None, key)
-        self._notices.append(TraceEntry(next(self._numbers), request, key, part, kind, says))
+        """Add an entry, from any thread. `key`: for a request that is not the current one."""
+        traced = _current.get()
+        request, key = (traced.request, traced.key) if traced else (None, key)
+        self._entries.append(TraceEntry(next(self._numbers), request, key, part, kind, says))
         for event, loop in list(self._listeners.items()):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(event.set)
 
-    # ---------------------------------------------------------------------------- around the gate
+    # ---------------------------------------------------------------------------- middleware
 
-    def outside(self, app: App) -> App:
-        """In front of everything: a request comes, an answer goes."""
+    def wrap_outside(self, app: App) -> App:
+        """Wrap everything: trace requests and responses."""
 
         async def traced_app(scope: Scope, receive: Receive, send: Send) -> None:
-            if not _concerns(scope):
+            if not _is_traced(scope):
                 return await app(scope, receive, send)
             key = _key(scope)
-            reset = _trace.set(TracedRequest(next(self._requests), key))
+            reset = _current.set(TracedRequest(next(self._requests), key))
             try:
                 self._count(key)
                 self.add("client", "busy", "a request arrives")
-                await app(scope, receive, self._tracing(send))
+                await app(scope, receive, self._trace_responses(send))
             finally:
-                _trace.reset(reset)
+                _current.reset(reset)
 
         return traced_app
 
-    def inside(self, app: App) -> App:
-        """Behind the gate: whoever comes here was let in."""
+    def wrap_inside(self, app: App) -> App:
+        """Wrap what is behind the access middleware: trace accepted requests."""
 
         async def traced_app(scope: Scope, receive: Receive, send: Send) -> None:
-            if _trace.get() is not None:
+            if _current.get() is not None:
                 self.add("limiter", "good", "let in: known, and within the limits")
             await app(scope, receive, send)
 
         return traced_app
 
-    def _tracing(self, send: Send) -> Send:
+    def _trace_responses(self, send: Send) -> Send:
         async def send_traced(message: Message) -> None:
             await send(message)
             if message["type"] == "http.response.start":
@@ -137,15 +136,15 @@ class TraceLog:
         if len(self._seen) > KEYS_MAX:
             self._seen.popitem(last=False)
 
-    # --------------------------------------------------------------------- from where it happens
+    # --------------------------------------------------------------------- hooks
 
     def __call__(self, event: events.Event) -> None:
-        """A hook, for oncekey's middleware and for the client of the network."""
-        if _trace.get() is None:  # another route, or recovery: nobody watches that
+        """Handle events, as a hook of oncekey's middleware and of the network's client."""
+        if _current.get() is None:  # another route, or recovery
             return
         match event:
             case Attempted():
-                self._asked_network(event)
+                self._trace_network_call(event)
             case events.Started(attempt=attempt, fence=fence):
                 self.add("key", "good", f"claimed: attempt {attempt}, fence {fence}")
                 self.add("handler", "busy", "runs")
@@ -153,7 +152,7 @@ class TraceLog:
                 self.add("key", "warn", "taken over from an attempt that died")
             case events.Completed(status=status):
                 self.add("handler", "good", f"done: {status}, recorded together with its rows")
-                if status in SETTLED:
+                if status in WITH_EVENT:
                     self.add("webhook", "busy", "an event is written, together with the charge")
             case events.Replayed():
                 self.add("key", "good", "known: the kept answer, nothing runs")
@@ -164,7 +163,7 @@ class TraceLog:
             case events.LeaseWasLost():
                 self.add("key", "warn", "an attempt was too late: its writes are refused")
 
-    def _asked_network(self, event: Attempted) -> None:
+    def _trace_network_call(self, event: Attempted) -> None:
         replay_body = "" if event.retry_in_s is None else "; asked again, with the same key"
         if event.status is None:
             self.add("network", "bad", f"no answer ({event.error}){replay_body}")
@@ -175,25 +174,27 @@ class TraceLog:
         else:
             self.add("network", "good", "charges the card")
 
-    # ------------------------------------------------------------------------------ for who listens
+    # ------------------------------------------------------------------------------ listeners
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self._listeners) >= LISTENERS_MAX
 
     async def stream(self, after: int | None) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: what was noticed since the notice `after`; None: from now on."""
-        latest = self._notices[-1].number if self._notices else 0
-        known = latest if after is None else min(after, latest)  # it may be another process's
+        """Stream entries after number `after`, or from now on, as server-sent events."""
+        latest = self._entries[-1].number if self._entries else 0
+        last = (
+            latest if after is None else min(after, latest)
+        )  # the number may be another process's
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
         self._listeners[changed] = loop
         try:
-            yield b"retry: %d\nid: %d\n\n" % (COME_BACK_MS, known)
+            yield b"retry: %d\nid: %d\n\n" % (RECONNECT_MS, last)
             async with asyncio.timeout(STREAM_S):
                 while True:
-                    for notice in [each for each in self._notices if each.number > known]:
-                        known = notice.number
-                        yield b"id: %d\ndata: %s\n\n" % (known, json.dumps(asdict(notice)).encode())
+                    for entry in [each for each in self._entries if each.number > last]:
+                        last = entry.number
+                        yield b"id: %d\ndata: %s\n\n" % (last, json.dumps(asdict(entry)).encode())
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
@@ -202,12 +203,12 @@ class TraceLog:
             del self._listeners[changed]
 
 
-def _concerns(scope: Scope) -> bool:
-    """Whether it may be the page's: others' keys would push out those that it asks for."""
+def _is_traced(scope: Scope) -> bool:
+    """Whether the request may be the page's; keys of others would displace its keys."""
     return bool(
         scope["type"] == "http"
         and scope["method"] == "POST"
-        and scope["path"] == WATCHED
+        and scope["path"] == TRACED_PATH
         and read_key(scope["headers"]) == LOCAL_KEY
     )
 

@@ -1,8 +1,8 @@
-"""The listener: somebody who is told of charges by webhooks, so that the checkout page can show it.
+"""The webhook listener: receives webhooks about charges, so that the checkout page can show them.
 
-It stands for a shop's own service. What it knows is in a file of its own; what it is told comes
-over HTTP, signed, at least once; and each event is processed once. Somebody may have its next
-answer lost: that event is processed, and delivered again.
+It stands for a shop's own service, with its own database file. Webhooks arrive over HTTP, signed,
+at least once, and each event is processed once. A fault makes it lose its next response: that event
+is processed and delivered again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oncekey.messaging import Duplicate, Handled
 from oncekey.webhooks import Event, Receipt, Receiver, new_secret
 from payments import clock
 from payments.access.accounts import LOCAL
-from payments.api.webhook_endpoints import has_room
+from payments.api.webhook_endpoints import may_add_endpoint
 from payments.demo.trace import TraceLog
 from payments.settings import Settings, file_url
 from payments.storage.database import Database
@@ -33,7 +33,7 @@ from payments.webhooks.senders import Senders
 
 ENDPOINT = "we_checkout"
 PATH = "/demo/hook"
-WANTED = ["charge.failed", "charge.succeeded"]
+EVENT_TYPES = ["charge.failed", "charge.succeeded"]
 LOST_ANSWER = "webhook-answer"
 EXPLAINS = "The event is processed, but its sender is told 500."
 TIMEOUT_S = 10.0
@@ -47,11 +47,11 @@ _THIS = (webhook_endpoints.c.tenant == LOCAL.tenant, webhook_endpoints.c.id == E
 
 
 def register(settings: Settings, url: str) -> None:
-    """Have charges of the local account told to the server at `url`, from now on; or to nobody, if
-    webhooks may not go there, or if the account has no room for one more endpoint.
+    """Register an endpoint at `url` for charges of the local account.
 
-    Each start calls this. An endpoint that somebody disabled stays so; one that was deleted is made
-    again.
+    Does nothing if webhooks may not go there, or if the account has too many endpoints.
+
+    Each start calls this. A disabled endpoint stays disabled; a deleted one is created again.
     """
     with closing(Database(settings)) as database, database.begin() as connection:
         url = f"{url}{PATH}"
@@ -59,7 +59,7 @@ def register(settings: Settings, url: str) -> None:
             connection.execute(webhook_endpoints.delete().where(*_THIS))
             return
         found = webhook_endpoints.update().where(*_THIS).values(url=url, failing_since=None)
-        if connection.execute(found).rowcount == 0 and has_room(connection, LOCAL.tenant):
+        if connection.execute(found).rowcount == 0 and may_add_endpoint(connection, LOCAL.tenant):
             connection.execute(webhook_endpoints.insert(), _endpoint(url))
 
 
@@ -69,14 +69,14 @@ def _endpoint(url: str) -> dict[str, Any]:
         "id": ENDPOINT,
         "created": clock.now_s(),
         "url": url,
-        "enabled_events": WANTED,
+        "enabled_events": EVENT_TYPES,
         "secrets": [{"secret": new_secret(), "until": None}],
-        "description": "The checkout page's own. Disable it to have nobody listen.",
+        "description": "The checkout page's own. Disable it to stop listening.",
     }
 
 
 class Listener:
-    """Receives at `PATH`. Its file is made when it is first needed."""
+    """Receives webhooks at `PATH`. Its file is created when first needed."""
 
     def __init__(self, database: Database, file: Path, trace: TraceLog) -> None:
         self._database = database
@@ -90,7 +90,7 @@ class Listener:
     # ---------------------------------------------------------------------------------- receiving
 
     def receive(self, headers: Mapping[str, str], body: bytes) -> Receipt:
-        """Process what arrives, unless it was processed before, and say what to answer."""
+        """Process an event, unless it was processed before, and return the response."""
         with self._database.read() as connection:
             secrets = _secrets(connection)
         if not secrets:
@@ -100,29 +100,29 @@ class Listener:
             receipt = receiver.receive_in_sync(file, headers, body, partial(_process, file))
             lost = receipt.status == 200 and _take_fault(file)
         if receipt.outcome is not None:
-            self._tell(receipt, json.loads(body), lost)
+            self._add_to_trace(receipt, json.loads(body), lost)
         return Receipt(500, "this answer stands for one that was lost") if lost else receipt
 
-    def _tell(self, receipt: Receipt, event: dict[str, Any], lost: bool) -> None:
+    def _add_to_trace(self, receipt: Receipt, event: dict[str, Any], lost: bool) -> None:
         with self._database.read() as connection:
             attempts = sum(row.attempts for row in _find_deliveries(connection, [event["id"]]))
         key = event["request"]["idempotency_key"]
-        tell = partial(self._trace.add, "webhook", key=key)
-        tell("busy", f"delivered, signed: attempt {attempts}")
+        add = partial(self._trace.add, "webhook", key=key)
+        add("busy", f"delivered, signed: attempt {attempts}")
         match receipt.outcome:
             case Handled():
-                tell("good", "processed")
+                add("good", "processed")
             case Duplicate():
-                tell("good", "a duplicate: processed before, not again")
+                add("good", "a duplicate: processed before, not again")
             case _:
-                tell("warn", receipt.said)
+                add("warn", receipt.said)
         if lost:
-            tell("warn", "its answer is lost: it will be delivered again")
+            add("warn", "its answer is lost: it will be delivered again")
 
-    # ------------------------------------------------------------------------------------ the page
+    # ----------------------------------------------------------------------------------- the page
 
-    def told(self, connection: Connection, events: list[str]) -> dict[str, Any] | None:
-        """What became of events here; None if they were for nobody here."""
+    def summary(self, connection: Connection, events: list[str]) -> dict[str, Any] | None:
+        """Summarise deliveries of these events to this endpoint; None if there are none."""
         sent = _find_deliveries(connection, events)
         if not sent:
             return None
@@ -142,7 +142,7 @@ class Listener:
             return count
 
     def faults(self) -> list[dict[str, Any]]:
-        """What can go wrong here, as the card network tells what can go wrong there."""
+        """List this listener's faults, in the card network's format."""
         with self._database.read() as connection:
             if not _secrets(connection):
                 return []
@@ -151,14 +151,14 @@ class Listener:
         return [{"fault": LOST_ANSWER, "explains": EXPLAINS, "times": times}]
 
     def arm(self, times: int) -> None:
-        """Let the next `times` answers be lost; 0 disarms it."""
+        """Lose the next `times` responses; 0 disarms."""
         with self._file() as file:
             file.execute("DELETE FROM faults")
             file.execute("INSERT INTO faults VALUES (?)", (times,))
 
     @contextmanager
     def _file(self) -> Iterator[sqlite3.Connection]:
-        """A transaction in the listener's own file."""
+        """Open a transaction in the listener's file."""
         with closing(sqlite3.connect(self._path, timeout=TIMEOUT_S)) as file:
             file.executescript(_SCHEMA)
             with file:
@@ -166,7 +166,7 @@ class Listener:
 
 
 def _process(file: sqlite3.Connection, event: Event) -> None:
-    """The effect. Nothing but oncekey keeps it from being there twice."""
+    """Apply the effect. Only oncekey prevents applying it twice."""
     file.execute("INSERT INTO processed VALUES (?)", (event.id,))
 
 
@@ -175,7 +175,7 @@ def _take_fault(file: sqlite3.Connection) -> bool:
 
 
 def _secrets(connection: Connection) -> list[str]:
-    """What deliveries to this endpoint are signed with; none where it is gone or disabled."""
+    """Return the endpoint's signing secrets; none if it is deleted or disabled."""
     query = sa.select(webhook_endpoints.c.secrets).where(
         *_THIS, webhook_endpoints.c.status == "enabled"
     )
@@ -183,7 +183,7 @@ def _secrets(connection: Connection) -> list[str]:
 
 
 def _find_deliveries(connection: Connection, events: list[str]) -> list[Any]:
-    """The deliveries of events to this endpoint, oldest first: several if somebody asked for it."""
+    """Return the deliveries of events to this endpoint, oldest first; several after a resend."""
     query = (
         sa.select(deliveries)
         .where(deliveries.c.tenant == LOCAL.tenant, deliveries.c.event.in_(events))

@@ -1,4 +1,4 @@
-"""Money: whole numbers of a currency's smallest unit, and which currencies there are."""
+"""Amounts of money: whole numbers of a currency's smallest unit; and the known currencies."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _TWO_DECIMAL = """
     shp sle sos srd std szl thb tjs top try ttd twd tzs uah ugx usd uyu uzs wst xcd yer zar zmw
 """
 ZERO_DECIMAL = frozenset(_ZERO_DECIMAL.split())
-"""Currencies whose smallest unit is the currency itself."""
+"""Currencies without a smaller unit."""
 THREE_DECIMAL = frozenset(_THREE_DECIMAL.split())
-"""Currencies with a thousand of the smallest unit."""
+"""Currencies with three decimals."""
 CURRENCIES = ZERO_DECIMAL | THREE_DECIMAL | frozenset(_TWO_DECIMAL.split())
 """ISO 4217 in lower case, as Stripe writes it."""
 
 STEP = dict.fromkeys(THREE_DECIMAL, 10) | {"isk": 100, "ugx": 100}
-"""Of what an amount must be a multiple, where not of 1. Card networks do not take a third decimal,
-and know no parts of some currencies that Stripe writes with two decimals still.
+"""What an amount must be a multiple of, if not 1. Card networks accept no third decimal, and no
+decimals of some currencies that Stripe still writes with two.
 """
 
 MINIMUM = {"usd": 50, "eur": 50, "gbp": 30, "jpy": 50}
-"""What a charge must at least be; 1 where nothing is said."""
+"""The smallest charge; 1 for other currencies."""
 
 
 def format_amount(amount: int, currency: str) -> str:
-    """An amount as people write it: `$` is left out, the code is clear."""
+    """Write an amount for people, with the currency's code: `20.00 EUR`."""
     digits = 0 if currency in ZERO_DECIMAL else 3 if currency in THREE_DECIMAL else 2
     if not digits:
         return f"{amount} {currency.upper()}"

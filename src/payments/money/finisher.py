@@ -1,9 +1,8 @@
-"""What is unfinished: charges, captures and refunds that wait for the network's word.
+"""The finisher: completes charges, captures and refunds that still wait for the card network.
 
-A client's retry finishes them, or oncekey's recoverer, if the process died. One case is left: the
-network did not answer, the client was told so and never came back. Whatever was about to happen is
-written in the row, with the key under which the network knows it. So anybody may ask again, and
-settle what it says.
+Usually a client's retry finishes them or, if the process died, oncekey's recoverer. One case is
+left: the network did not answer, the client got an error and never retried. The row says what was
+about to happen and under which key, so anyone can call the network again and record the result.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ROWS_MAX = 100
 
 
 class Finisher(PeriodicTask):
-    """Finishes, from time to time, what nobody else does. Several may run: a row settles once."""
+    """Finishes what nobody else does. Several may run: a row settles once."""
 
     every_s = 10.0
 
@@ -44,7 +43,7 @@ class Finisher(PeriodicTask):
         self._patience_s = patience_s
 
     def run_once(self) -> int:
-        """Finish what has waited long enough; how many there were."""
+        """Finish what has waited long enough and return how many there were."""
         finished = 0
         with self._database.read() as connection:
             waiting = list(_find_waiting(connection, clock.now_s(), self._patience_s))
@@ -56,11 +55,11 @@ class Finisher(PeriodicTask):
                 finished += 1
             except NetworkDown as error:
                 log.warning("%s is still unfinished: %s", row.id, error)
-                return finished  # the others would wait for it too
+                return finished  # the other rows would wait for it too
             except (InterfaceError, InternalError, OperationalError, ProgrammingError):
-                raise  # the database is gone, or takes nothing: the others would fail like it
+                raise  # the database is gone or read-only: the other rows would fail too
             except Exception:
-                log.exception("%s is still unfinished; it is tried again", row.id)
+                log.exception("%s is still unfinished and will be retried", row.id)
         return finished
 
 
@@ -68,7 +67,7 @@ def _find_waiting(
     connection: Connection, now: int, patience_s: float
 ) -> Iterator[tuple[Row[Any], Finish]]:
     def long_ago(since: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-        # In the future, because the machine's clock was ahead then, counts as long ago.
+        # A time in the future, from when the machine's clock was ahead, counts as long ago.
         return sa.or_(since < now - patience_s, since > now + patience_s)
 
     charge, refund = charge_rows.c, refund_rows.c
@@ -94,9 +93,9 @@ def _find_waiting(
 
 
 def _finish_charge(database: Database, network: Network, row: Row[Any]) -> None:
-    said = orders.authorise(network, orders.of_charge(row._mapping))
+    outcome = orders.authorise(network, orders.of_charge(row._mapping))
     with database.begin() as connection:
-        settlement.record_authorisation(connection, row.tenant, row.id, said, None)
+        settlement.record_authorisation(connection, row.tenant, row.id, outcome, None)
 
 
 def _finish_settling(database: Database, network: Network, row: Row[Any]) -> None:
@@ -109,6 +108,6 @@ def _finish_settling(database: Database, network: Network, row: Row[Any]) -> Non
 def _finish_refund(database: Database, network: Network, row: Row[Any]) -> None:
     with database.read() as connection:
         charge = rows.get(connection, charge_rows, row.tenant, row.charge)
-    given = orders.give_back(network, orders.of_refund(row._mapping, charge.authorisation))
+    network_id = orders.give_back(network, orders.of_refund(row._mapping, charge.authorisation))
     with database.begin() as connection:
-        settlement.record_refund(connection, row.tenant, row.id, given, None)
+        settlement.record_refund(connection, row.tenant, row.id, network_id, None)

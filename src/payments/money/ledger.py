@@ -1,10 +1,10 @@
-"""The ledger: every movement of money, written twice, so that all of it sums to zero.
+"""The ledger: every movement of money as two entries, so that the whole ledger sums to zero.
 
     merchant:acct_…/test:balance    what an account has
     network:clearing                what the card network owes for it
 
-A transaction is a set of entries that sum to zero. It is named by what caused it, and its name is
-part of the key: no cause moves money twice.
+A transaction is a set of entries that sum to zero. Its name says what caused it and is part of the
+primary key, so no cause moves money twice.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ CLEARING = "network:clearing"
 
 
 class UnbalancedError(AssertionError):
-    """A transaction does not sum to zero: nothing of it may be committed."""
+    """A transaction does not sum to zero and must not be committed."""
 
 
 def balance_of(tenant: str) -> str:
-    """The name of an account's balance."""
+    """Return the name of an account's balance."""
     return f"merchant:{tenant}:balance"
 
 
 def post(
     connection: Connection, tenant: str, kind: str, source: str, amount: int, currency: str
 ) -> str:
-    """Move `amount` from the network to the account, or back where it is negative.
+    """Move `amount` from the network to the account, or back if negative.
 
-    `source` is the charge or refund that causes it.
+    `source` is the charge or refund that causes it. Returns the transaction's name.
     """
     transaction = f"{kind}:{source}"
     common = {
@@ -60,7 +60,7 @@ _SUM = sa.select(sa.func.sum(ledger_entries.c.amount)).where(
 
 
 def check(connection: Connection, transaction: str) -> None:
-    """Refuse a transaction that does not sum to zero, before it is committed."""
+    """Raise if a transaction does not sum to zero, before it is committed."""
     total = connection.execute(_SUM, {"name": transaction}).scalar_one()
     if total != 0:
         raise UnbalancedError(f"the entries of {transaction} sum to {total!r}, not to zero")

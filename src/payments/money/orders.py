@@ -1,11 +1,12 @@
-"""Orders: what the card network is asked, written down before it is asked.
+"""Orders: requests to the card network, stored before they are sent.
 
-An order is the result of a step and stands in the row that it is about, with the key under which
-the network knows it. So every attempt asks the same, and whoever finds the row can ask again.
+An order is the result of a step and is also stored in the row it is about, with the key that the
+network recognises. So every attempt sends the same request, and anyone who finds the row can resend
+it.
 
-    authorise   a charge that is pending
-    settle      a charge that is authorised: capture it, or (without an amount) let go of it
-    give back   a refund that is pending
+    authorise   a pending charge
+    settle      an authorised charge: capture it, or (without an amount) void it
+    give back   a pending refund
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from payments.webhooks import events
 Order = dict[str, Any]
 
 _EXPIRED = "expired"
-"""In an order, and in a charge's card: it had run out when the charge was made."""
+"""In an order and in a charge's card: it had expired when the charge was created."""
 _AUTHORISES = ("reference", "key", "card", "amount", "currency", "capture")
 
 # --------------------------------------------------------------------------------- authorise
@@ -38,16 +39,16 @@ _AUTHORISES = ("reference", "key", "card", "amount", "currency", "capture")
 def insert_pending(
     connection: Connection, work: ResumableRequest, source: Source, **values: Any
 ) -> Order:
-    """Write down that a card is about to be asked, and what it is asked."""
+    """Insert a pending charge and return the order for it."""
     id_, now = ids.new("ch"), clock.now_s()
-    ran_out = expired_part(source.card["exp_year"], source.card["exp_month"], now) is not None
+    expired = expired_part(source.card["exp_year"], source.card["exp_month"], now) is not None
     row = {
         "tenant": work.tenant,
         "id": id_,
         "created": now,
         "status": "pending",
         "network_key": work.key("authorise", id_),
-        "card": source.card | ({_EXPIRED: True} if ran_out else {}),
+        "card": source.card | ({_EXPIRED: True} if expired else {}),
         "payment_method": source.payment_method,
         **values,
     }
@@ -58,9 +59,10 @@ def insert_pending(
 
 
 def of_charge(row: Any) -> Order:
-    """What the network is asked for a pending charge. Whether its card was still good stands in the
-    row: whoever continues it decides the same, and the network may have been asked already for one
-    that an older release wrote, which never looked.
+    """Return the order for a pending charge.
+
+    Whether its card had expired is stored in the row, so that every attempt decides the same.
+    Older releases did not check: for their rows the network may already have been called.
     """
     card = row["card"]
     order = {
@@ -71,14 +73,12 @@ def of_charge(row: Any) -> Order:
         "currency": row["currency"],
         "capture": row["capture"],
     }
-    # Left out where it does not apply, so that servers of an older release can go on with it.
+    # Left out if false, so that servers of an older release can continue the charge.
     return order | ({_EXPIRED: True} if card.get(_EXPIRED) else {})
 
 
 def authorise(network: Network, order: Order) -> Authorised | Declined:
-    """Ask the network, unless the card had run out. What it will never do is a decline like any
-    other.
-    """
+    """Call the network, unless the card had expired. A permanent refusal becomes a decline."""
     if order.get(_EXPIRED):
         return Declined("expired_card", "expired_card", "Your card has expired.")
     try:
@@ -91,7 +91,7 @@ def authorise(network: Network, order: Order) -> Authorised | Declined:
 
 
 def check_step(amount: int, currency: str, param: str) -> None:
-    """Refuse an amount that no network takes in this currency."""
+    """Raise for an amount that no network accepts in this currency."""
     step = STEP.get(currency, 1)
     if amount % step:
         raise invalid(
@@ -104,21 +104,21 @@ def check_step(amount: int, currency: str, param: str) -> None:
 def begin_capture(
     connection: Connection, work: ResumableRequest, charge: Row[Any], amount: int | None, param: str
 ) -> Order:
-    """Take a charge that was authorised only, so that nobody else captures or voids it."""
-    taken = charge.amount if amount is None else amount
+    """Reserve an authorised charge, so that nobody else captures or voids it."""
+    captured = charge.amount if amount is None else amount
     if amount is not None:
         check_step(amount, charge.currency, param)
-    if taken > charge.amount:
+    if captured > charge.amount:
         raise not_allowed(
             f"Only {format_amount(charge.amount, charge.currency)} were authorised.",
             "amount_too_large",
             param,
         )
-    return _begin_settling(connection, charge, work.key("capture", charge.id), taken)
+    return _begin_settling(connection, charge, work.key("capture", charge.id), captured)
 
 
 def begin_void(connection: Connection, work: ResumableRequest, charge: Row[Any]) -> Order:
-    """Take a charge that was authorised only, to let go of it."""
+    """Reserve an authorised charge, to void it."""
     return _begin_settling(connection, charge, work.key("void", charge.id), 0)
 
 
@@ -138,11 +138,11 @@ def _begin_settling(connection: Connection, charge: Row[Any], key: str, amount: 
         settling_since=clock.now_s(),
     )
     if changed is None:
-        raise _not_to_be_settled(charge)
+        raise _why_not_settled(charge)
     return of_settling(changed)
 
 
-def _not_to_be_settled(charge: Row[Any]) -> StripeError:
+def _why_not_settled(charge: Row[Any]) -> StripeError:
     if charge.captured:
         return not_allowed("This charge has already been captured.", "charge_already_captured")
     if charge.amount_refunded:
@@ -155,7 +155,7 @@ def _not_to_be_settled(charge: Row[Any]) -> StripeError:
 
 
 def of_settling(charge: Row[Any]) -> Order:
-    """What the network is asked for a charge that is being captured or voided."""
+    """Return the order for a charge that is being captured or voided."""
     order = {
         "reference": charge.id,
         "key": charge.settling,
@@ -165,7 +165,7 @@ def of_settling(charge: Row[Any]) -> Order:
 
 
 def settle(network: Network, order: Order) -> StripeError | None:
-    """Ask the network. Gives what to tell where it will never do it, None where it did."""
+    """Call the network; return the error for the client if it refuses for good."""
     ask = network.capture if "amount" in order else network.void
     try:
         ask(**order)
@@ -178,7 +178,7 @@ def settle(network: Network, order: Order) -> StripeError | None:
 
 
 def of_refund(row: Any, authorisation: str) -> Order:
-    """What the network is asked for a pending refund."""
+    """Return the order for a pending refund."""
     return {
         "key": row["network_key"],
         "authorisation": authorisation,
@@ -188,7 +188,7 @@ def of_refund(row: Any, authorisation: str) -> Order:
 
 
 def give_back(network: Network, order: Order) -> str | None:
-    """Ask the network; gives its id for what it gave back, None if it never will."""
+    """Call the network; return its id for the refund, or None if it refuses for good."""
     try:
         return network.refund(**order).id
     except NetworkRefused:

@@ -1,10 +1,10 @@
 """Reconcile: the ledger's word against the network's, movement by movement.
 
-Both sides were written by different processes into different files, so whatever went wrong between
-them shows here: money taken and not posted, posted and not taken, taken twice, held for nobody.
+Different processes write both sides into different files, so every mistake between them shows here:
+money taken but not posted, posted but not taken, taken twice, or authorised for no charge.
 
-What is begun and not finished is no difference yet: a retry or the recoverer will finish it. It is
-told apart, and becomes a difference once it is older than `pending_s`.
+An unfinished operation is no difference yet: a retry or the recoverer will finish it. It is listed
+as pending, and becomes a difference once it is older than `pending_s`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ LOOKS_MAX = 3
 BETWEEN_LOOKS_S = 1.0
 
 Moved = dict[tuple[str, str], int]
-"""By charge or refund, and currency: what the network took (or, negative, gave back)."""
+"""By charge or refund, and currency: what the network took or, if negative, gave back."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """Our side."""
+    """The ledger's side."""
 
     moved: Moved
     holds: dict[str, str]
-    """By charge: the authorisation that it believes in."""
+    """By charge: its authorisation."""
     released: set[str]
-    """Charges whose authorisation was let go of, with nothing taken."""
+    """Charges whose authorisation was voided."""
     unfinished: dict[str, int]
-    """Charges and refunds that somebody is still working on, and when they were begun."""
+    """Charges and refunds in progress, and when they began."""
     unbalanced: dict[str, int] = field(default_factory=dict)
-    """Transactions that do not sum to zero, and what they sum to. There is none."""
+    """Transactions that do not sum to zero, with their sums. There should be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,15 @@ class NetworkState:
 
     moved: Moved
     holds: dict[str, list[str]]
-    """By reference: the authorisations that were granted."""
+    """By reference: the granted authorisations."""
     released: set[str]
     seen: dict[str, int]
-    """When each reference was last written to."""
+    """When each reference was last written."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Difference:
-    """One thing on which the sides do not agree."""
+    """One thing on which the two sides differ."""
 
     what: str
     ledger: str
@@ -80,7 +80,7 @@ class Report:
     differences: list[Difference]
     pending: list[Difference]
     movements: int
-    """How many were compared."""
+    """How many movements were compared."""
     totals: dict[str, int]
     """What the network took, less what it gave back, by currency."""
 
@@ -91,11 +91,11 @@ class Report:
 def compare(
     ledger: LedgerState, book: NetworkState, *, now_s: int, pending_s: int = PENDING_S
 ) -> Report:
-    """Every difference, and apart from them what is still under way."""
+    """List all differences and, separately, what is still pending."""
     differences: list[Difference] = []
     pending: list[Difference] = []
 
-    def tell(source: str, line: Difference) -> None:
+    def add(source: str, line: Difference) -> None:
         begun = ledger.unfinished.get(source)
         waits = begun is not None and now_s - max(begun, book.seen.get(source, 0)) < pending_s
         (pending if waits else differences).append(line)
@@ -105,18 +105,18 @@ def compare(
         there = book.moved.get((source, currency), 0)
         if here != there:
             sides = _amount(here, currency, "posted"), _amount(there, currency, "taken")
-            tell(source, Difference(source, *sides))
+            add(source, Difference(source, *sides))
     for source in sorted(ledger.holds.keys() | book.holds.keys()):
         mine, granted = ledger.holds.get(source), book.holds.get(source, [])
         if [mine] != granted:
-            said = f"authorised as {mine}" if mine else "not authorised"
-            tell(source, Difference(source, said, _describe_grants(granted)))
+            stated = f"authorised as {mine}" if mine else "not authorised"
+            add(source, Difference(source, stated, _describe_grants(granted)))
     for source in sorted(ledger.released ^ book.released):
-        sides = ("let go", "still held") if source in ledger.released else ("still held", "let go")
-        tell(source, Difference(source, *sides))
-    told = {line.what for line in (*pending, *differences)}
-    for source in sorted(ledger.unfinished.keys() - told):
-        tell(source, Difference(source, "begun, not finished", "agrees so far"))
+        sides = ("voided", "still held") if source in ledger.released else ("still held", "voided")
+        add(source, Difference(source, *sides))
+    listed = {line.what for line in (*pending, *differences)}
+    for source in sorted(ledger.unfinished.keys() - listed):
+        add(source, Difference(source, "begun, not finished", "agrees so far"))
     for name, total in sorted(ledger.unbalanced.items()):
         differences.append(Difference(name, f"entries sum to {total}, not to 0", "-"))
     return Report(differences, pending, len(book.moved), _totals(book.moved))
@@ -143,7 +143,7 @@ def _totals(moved: Moved) -> dict[str, int]:
 
 
 def read_ledger(database: Database) -> LedgerState:
-    """Our side, as of one moment."""
+    """Read the ledger's side, at one moment."""
     entry, charge, refund = ledger_entries.c, charges.c, refunds.c
     amount = sa.func.sum(entry.amount)
     with database.read() as connection:
@@ -183,7 +183,7 @@ def read_ledger(database: Database) -> LedgerState:
 
 
 def read_book(lines: Iterable[Transaction]) -> NetworkState:
-    """The network's side."""
+    """Sum up the network's side."""
     book = NetworkState({}, {}, set(), {})
     signs = {"capture": 1, "refund": -1}
     for line in lines:
@@ -201,7 +201,7 @@ def read_book(lines: Iterable[Transaction]) -> NetworkState:
 
 
 def read_file(path: Path) -> Iterator[Transaction]:
-    """The book of a network that does not run."""
+    """Read the book of a network that is not running."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
         for row in file.execute("SELECT * FROM transactions ORDER BY number"):
             yield Transaction(*row)
@@ -214,10 +214,10 @@ def reconcile(
     pending_s: int = PENDING_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> Report:
-    """Compare both sides, while both may be at work.
+    """Compare both sides, even while both are in use.
 
-    They cannot be looked at in the same moment, so what happens between the two looks differs. A
-    difference counts if it is there, unchanged, whenever one looks.
+    They cannot be read at the same moment, and what happens in between shows as a difference. So
+    only differences that stay the same over several looks count.
     """
     report = _compare_once(database, lines, pending_s)
     for _ in range(LOOKS_MAX - 1):
@@ -240,7 +240,7 @@ def _compare_once(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`payments reconcile`: 0 if both sides agree, 1 if not, 2 if one of them cannot be read."""
+    """Run `payments reconcile`: 0 if both sides agree, 1 if not, 2 if one cannot be read."""
     usual = Settings()
     parser = argparse.ArgumentParser(
         prog="payments reconcile", description="Compare the ledger with the card network's book."
@@ -249,26 +249,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--database",
         default=os.environ.get("PAYMENTS_DATABASE", ""),
-        help="its URL, if it is not in that folder [$PAYMENTS_DATABASE]",
+        help="its URL, if it is elsewhere [$PAYMENTS_DATABASE]",
     )
     parser.add_argument(
-        "--network", default=usual.network_url, help="its address; or its file, if it does not run"
+        "--network", default=usual.network_url, help="its address, or its file if it is not running"
     )
     parser.add_argument(
         "--pending-s",
         type=int,
         default=PENDING_S,
-        help="how long something begun may be unfinished before it is a difference",
+        help="how long an operation may stay unfinished before it counts as a difference",
     )
-    said = parser.parse_args(argv)
-    settings = Settings(data=said.data, database_url=said.database, network_url=said.network)
+    args = parser.parse_args(argv)
+    settings = Settings(data=args.data, database_url=args.database, network_url=args.network)
     try:
         database = Database(settings)
     except ValueError as error:
         return _report_unreadable("the ledger", "--data or --database", error)
     with closing(database):
         try:
-            return _print_report(_run(database, settings.network_url, said.pending_s))
+            return _print_report(_run(database, settings.network_url, args.pending_s))
         except (NetworkDown, sqlite3.Error) as error:
             return _report_unreadable(
                 f"the network's book ({settings.network_url})", "--network", error
@@ -297,5 +297,5 @@ def _print_report(report: Report) -> int:
 
 
 def _report_unreadable(what: str, option: str, error: Exception) -> int:
-    print(f"Not compared: {what} cannot be read: {error}\nCheck {option}.", file=sys.stderr)
+    print(f"Not compared: cannot read {what}: {error}\nCheck {option}.", file=sys.stderr)
     return 2

@@ -1,8 +1,7 @@
-"""Settlement: what the card network said becomes rows, ledger entries and events.
+"""Settlement: turn the card network's outcomes into rows, ledger entries and events.
 
-Each function is called in the last transaction of an operation. A row is settled from the state in
-which it waits for the network, and from no other: whoever comes second changes nothing, and tells
-what the first one wrote.
+Call these functions in the last transaction of an operation. They change a row only if it still
+waits for the network: the second of two callers changes nothing and gets what the first one wrote.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def record_authorisation(
     outcome: Authorised | Declined,
     request: str | None,
 ) -> Row[Any]:
-    """The network has answered for a charge that was pending."""
+    """Record the network's answer for a pending charge and return the charge."""
     charge = rows.change(
         connection, charges, tenant, id_, charges.c.status == "pending", **_outcome(outcome)
     )
@@ -85,7 +84,7 @@ def _settle_intent(
 
 
 def payment_error(charge: Row[Any]) -> Object:
-    """Why a charge failed."""
+    """Say why a charge failed, as the API does."""
     failure = charge.failure
     return {
         "type": "card_error",
@@ -100,8 +99,9 @@ def payment_error(charge: Row[Any]) -> Object:
 def record_settlement(
     connection: Connection, tenant: str, order: Order, done: bool, request: str | None
 ) -> Row[Any]:
-    """The network has captured an authorised charge or, where the order has no amount, has let go
-    of it; or, not `done`, it never will.
+    """Record that the network captured a charge or, if the order has no amount, voided it.
+
+    If not `done`, the network refused for good.
     """
     id_, key = order["reference"], order["key"]
     charge = rows.change(
@@ -118,9 +118,9 @@ def record_settlement(
         return rows.get(connection, charges, tenant, id_)
     if "amount" not in order:
         _end_refund(connection, charge, key, "succeeded" if done else "failed", request)
-        if not done and charge.payment_intent is not None:  # it is not cancelled after all
-            unsaid = {"cancellation_reason": None}
-            rows.change(connection, payment_intents, tenant, charge.payment_intent, **unsaid)
+        if not done and charge.payment_intent is not None:  # it stays uncancelled
+            no_reason = {"cancellation_reason": None}
+            rows.change(connection, payment_intents, tenant, charge.payment_intent, **no_reason)
     if done and charge.captured:
         _record_capture(connection, charge, request)
     elif done:
@@ -145,14 +145,14 @@ def _record_capture(connection: Connection, charge: Row[Any], request: str | Non
     paid = {"status": "succeeded", "amount_received": taken}
     intent = rows.change(connection, payment_intents, tenant, charge.payment_intent, **paid)
     if intent is not None:
-        shown = objects.payment_intent(intent)
-        events.record(connection, tenant, "payment_intent.succeeded", shown, request)
+        body = objects.payment_intent(intent)
+        events.record(connection, tenant, "payment_intent.succeeded", body, request)
 
 
 def _end_refund(
     connection: Connection, charge: Row[Any], key: str, status: str, request: str | None
 ) -> None:
-    """The refund, if there is one, that was to let go of this charge."""
+    """Close the refund, if any, that was to void this charge."""
     this = sa.select(refunds.c.id).where(
         refunds.c.tenant == charge.tenant,
         refunds.c.charge == charge.id,
@@ -172,7 +172,7 @@ def cancel_intent(
     request: str | None,
     reason: str | None = None,
 ) -> Row[Any] | None:
-    """Nothing will be paid for this intent any more; None if it is in none of these states."""
+    """Cancel an intent; return None if it is in none of these states."""
     why = {"cancellation_reason": reason} if reason is not None else {}
     intent = rows.change(
         connection,
@@ -185,15 +185,15 @@ def cancel_intent(
         **why,
     )
     if intent is not None:
-        shown = objects.payment_intent(intent)
-        events.record(connection, tenant, "payment_intent.canceled", shown, request)
+        body = objects.payment_intent(intent)
+        events.record(connection, tenant, "payment_intent.canceled", body, request)
     return intent
 
 
 def record_refund(
     connection: Connection, tenant: str, id_: str, network_id: str | None, request: str | None
 ) -> Row[Any]:
-    """The network has given back what a refund had reserved; or, without an id, never will."""
+    """Record that the network paid a refund; or, without an id, that it never will."""
     status = "succeeded" if network_id is not None else "failed"
     refund = rows.change(
         connection,
@@ -206,19 +206,19 @@ def record_refund(
     )
     if refund is None:
         return rows.get(connection, refunds, tenant, id_)
-    given = refund.amount if network_id is not None else 0
+    paid_back = refund.amount if network_id is not None else 0
     charge = rows.change(
         connection,
         charges,
         tenant,
         refund.charge,
         amount_reserved=charges.c.amount_reserved - refund.amount,
-        amount_refunded=charges.c.amount_refunded + given,
+        amount_refunded=charges.c.amount_refunded + paid_back,
     )
     if charge is None:
         raise LookupError(f"the charge of {id_} is gone")
-    if given:
-        ledger.post(connection, tenant, "refund", id_, -given, refund.currency)
+    if paid_back:
+        ledger.post(connection, tenant, "refund", id_, -paid_back, refund.currency)
         events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
     _record_refund_event(connection, refund, request)
     return refund

@@ -1,7 +1,7 @@
-"""The card network: the other side of every charge, and the judge of what was charged.
+"""The card network: the other side of every charge, which knows what was really charged.
 
-It is a process of its own with a file of its own, and it knows nothing of oncekey: it tells retries
-by a table of keys, as real networks do. So whatever it counts is counted independently.
+It runs in a separate process with a separate file and knows nothing of oncekey: it recognises
+retries by a table of keys, as real networks do. So its counts are independent.
 """
 
 from payments.network.client import (

@@ -1,7 +1,7 @@
-"""The network's book: every transaction, and every key with the answer that it got.
+"""The network's book: every transaction, and every key with its answer.
 
-Both are written in one SQLite transaction, which is on disk before anybody hears of it. That is all
-that a network needs to be safe to retry, and all that this project asks of one.
+Both are written in one SQLite transaction, which is on disk before the client gets the answer. A
+network needs nothing more to be safe to retry, and this project expects nothing more.
 """
 
 import hashlib
@@ -52,13 +52,13 @@ FIELDS: dict[str, dict[str, type]] = {
     "void": {"authorisation": str, "reference": str},
     "refund": {"authorisation": str, "amount": int, "reference": str},
 }
-"""What each kind of request must say, and no more."""
+"""The exact fields of each kind of request."""
 
 Fields = dict[str, Any]
 
 
 class RequestRefused(Exception):
-    """The request cannot be carried out as it is; nothing was written."""
+    """The request is invalid or not allowed; nothing was written."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -67,15 +67,15 @@ class RequestRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request came to."""
+class BookAnswer:
+    """The answer to a request."""
 
     body: str
     replayed: bool
 
 
 def open_file(path: Path | str) -> sqlite3.Connection:
-    """The network's file; for the one thread that writes."""
+    """Open the network's file, for the one thread that writes."""
     file = sqlite3.connect(path, isolation_level=None)
     file.execute("PRAGMA journal_mode = WAL")
     file.execute("PRAGMA synchronous = FULL")
@@ -84,43 +84,43 @@ def open_file(path: Path | str) -> sqlite3.Connection:
     return file
 
 
-def validate_fields(kind: str, said: object) -> Fields:
-    """The fields of a request; Refused if they are not what they must be."""
+def validate_fields(kind: str, body: object) -> Fields:
+    """Return the fields of a request; raise RequestRefused if they are invalid."""
     wanted = FIELDS[kind]
-    if not isinstance(said, dict) or said.keys() != wanted.keys():
+    if not isinstance(body, dict) or body.keys() != wanted.keys():
         raise RequestRefused(400, "fields", f"A {kind} says exactly: {', '.join(wanted)}.")
-    for name, kind_of in wanted.items():
-        value = said[name]
-        if type(value) is not kind_of:
-            raise RequestRefused(400, name, f"{name} must be {kind_of.__name__}.")
+    for name, type_ in wanted.items():
+        value = body[name]
+        if type(value) is not type_:
+            raise RequestRefused(400, name, f"{name} must be {type_.__name__}.")
         if isinstance(value, str) and not (value.isascii() and 1 <= len(value) <= TEXT_CHARS_MAX):
             raise RequestRefused(
                 400, name, f"{name} must have 1 to {TEXT_CHARS_MAX} ASCII characters."
             )
-    if not 1 <= said.get("amount", 1) <= AMOUNT_MAX:
+    if not 1 <= body.get("amount", 1) <= AMOUNT_MAX:
         raise RequestRefused(400, "amount", f"amount must be 1 to {AMOUNT_MAX}, in minor units.")
-    return said
+    return body
 
 
 class Book:
-    """Carries out requests, each key once."""
+    """Executes requests, each key once."""
 
     def __init__(self, file: sqlite3.Connection) -> None:
         self._file = file
 
-    def carry_out(
+    def execute(
         self, kind: str, key: str, fields: Fields, before_commit: Callable[[], None]
-    ) -> Answer:
-        """Do it, or say again what came of it when it was done."""
+    ) -> BookAnswer:
+        """Execute a request, or return the stored answer of its key."""
         if not 1 <= len(key) <= KEY_CHARS_MAX:
             raise RequestRefused(400, "key", "Idempotency-Key must have 1 to 255 characters.")
         request = hashlib.sha256(json.dumps([kind, fields], sort_keys=True).encode()).hexdigest()
         self._file.execute("BEGIN IMMEDIATE")
         try:
-            kept = self._stored_answer(key, request)
-            if kept is not None:
+            stored = self._stored_answer(key, request)
+            if stored is not None:
                 self._file.execute("ROLLBACK")
-                return Answer(kept, replayed=True)
+                return BookAnswer(stored, replayed=True)
             answer = json.dumps(_HANDLERS[kind](self, fields))
             self._file.execute("INSERT INTO keys VALUES (?, ?, ?)", (key, request, answer))
             before_commit()
@@ -129,10 +129,10 @@ class Book:
             if self._file.in_transaction:
                 self._file.execute("ROLLBACK")
             raise
-        return Answer(answer, replayed=False)
+        return BookAnswer(answer, replayed=False)
 
     def transactions(self, after: int, limit: int, reference: str | None) -> list[dict[str, Any]]:
-        """What was written, oldest first."""
+        """Return the transactions, oldest first."""
         if reference is None:
             rows = self._file.execute(
                 "SELECT * FROM transactions WHERE number > ? ORDER BY number LIMIT ?",
@@ -148,7 +148,7 @@ class Book:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def tally(self) -> dict[str, Any]:
-        """How many cards were charged, and the money that moved, by currency."""
+        """Count captures and refunds, and sum the money moved, by currency."""
         charged = self._file.execute(
             "SELECT kind, currency, count(*), sum(amount) FROM transactions"
             " WHERE declined IS NULL GROUP BY kind, currency"
@@ -160,7 +160,7 @@ class Book:
                 tally[f"{kind}d" if kind == "capture" else "refunded"][currency] = amount
         return tally
 
-    # ------------------------------------------------------------------------- within a transaction
+    # ----------------------------------------------------------------------- within a transaction
 
     def _stored_answer(self, key: str, request: str) -> str | None:
         row = self._file.execute("SELECT request, answer FROM keys WHERE key = ?", (key,))
@@ -217,7 +217,7 @@ class Book:
         return self._write_part("refund", fields, card, fields["amount"], currency)
 
     def _read_authorisation(self, authorisation: str) -> tuple[str, int, str, dict[str, int]]:
-        """An authorisation's card, amount and currency, and what was done with it since."""
+        """Return an authorisation's card, amount, currency, and the sums of its parts by kind."""
         found = self._file.execute(
             "SELECT card, amount, currency FROM transactions"
             " WHERE id = ? AND kind = 'authorisation' AND declined IS NULL",

@@ -1,8 +1,8 @@
-"""The card network, as the payments API sees it.
+"""The client of the card network.
 
-Every call that moves money carries the caller's key, and is sent again with the same one until the
-network answers or the time for it is over: then the outcome is not known, and `NetworkDown` says
-so. Whoever calls again with the same key learns what became of it.
+Every call that moves money carries the caller's key and is retried with it until the network
+answers or time is up: then the outcome is unknown, and `NetworkDown` says so. Calling again with
+the same key returns what became of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oncekey.events import Hook
 TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 200
 RETRIES = Retries(attempts_max=12, budget_s=15.0, backoff_s=0.1, backoff_s_max=1.0)
-"""Long enough for a network that crashed to be there again."""
+"""Long enough for a crashed network to restart."""
 _BUDGET = RetryBudget(tokens_max=1000.0, tokens_per_s=100.0)  # one peer, on our side of the wall
 
 
@@ -64,7 +64,7 @@ class Transaction:
     kind: str
     """authorisation, capture, void or refund."""
     authorisation: str | None
-    """Which one it is a part of; None if it is one itself."""
+    """The authorisation it belongs to; None if it is one itself."""
     reference: str
     card: str
     """Its last four digits."""
@@ -76,7 +76,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the network counts: captures and refunds, and the money that moved by currency."""
+    """The network's counts: captures and refunds, and the money moved, by currency."""
 
     captures: int
     refunds: int
@@ -85,12 +85,13 @@ class Tally:
 
 
 class NetworkDown(Exception):
-    """No answer: whether it was done is not known. Call again with the same key."""
+    """No answer, so the outcome is unknown. Call again with the same key."""
 
 
 class NetworkRefused(Exception):
-    """The network will never do this: more than was captured, no such authorisation, a key that
-    was sent with another request. Calling again does not help.
+    """The network refuses for good, so calling again does not help.
+
+    More than was captured, no such authorisation, or a key that was sent with another request.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -99,7 +100,7 @@ class NetworkRefused(Exception):
 
 
 class Network:
-    """A client for all threads of a process."""
+    """A client, shared by all threads of a process."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class Network:
         limits = httpx2.Limits(
             max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX
         )
-        # It is a neighbour: neither proxies nor credentials of the environment are for it.
+        # It is a local service: ignore proxies and credentials of the environment.
         self._client = Client(
             base_url=url,
             transport=httpx2.HTTPTransport(limits=limits, trust_env=False),
@@ -136,8 +137,8 @@ class Network:
         reference: str,
         capture: bool = False,
     ) -> Authorised | Declined:
-        """Ask the card for an amount; with `capture`, take it at once."""
-        said = self._post(
+        """Authorise an amount; with `capture`, take it at once."""
+        reply = self._post(
             "/authorisations",
             key,
             card=card,
@@ -146,35 +147,35 @@ class Network:
             reference=reference,
             capture=capture,
         )
-        if said["approved"]:
-            return Authorised(said["id"])
-        return Declined(said["code"], said["decline_code"], said["message"], said["id"])
+        if reply["approved"]:
+            return Authorised(reply["id"])
+        return Declined(reply["code"], reply["decline_code"], reply["message"], reply["id"])
 
     def capture(self, *, key: str, authorisation: str, amount: int, reference: str) -> Captured:
-        """Take what was authorised, or a part of it."""
+        """Take what was authorised, or part of it."""
         path, to = "/captures", {"authorisation": authorisation, "reference": reference}
         return Captured(self._post(path, key, amount=amount, **to)["id"])
 
     def void(self, *, key: str, authorisation: str, reference: str) -> Voided:
-        """Let go of an authorisation of which nothing was captured."""
+        """Void an authorisation of which nothing was captured."""
         path, to = "/voids", {"authorisation": authorisation, "reference": reference}
         return Voided(self._post(path, key, **to)["id"])
 
     def refund(self, *, key: str, authorisation: str, amount: int, reference: str) -> Refunded:
-        """Give back what was captured, or a part of it."""
+        """Give back what was captured, or part of it."""
         path, to = "/refunds", {"authorisation": authorisation, "reference": reference}
         return Refunded(self._post(path, key, amount=amount, **to)["id"])
 
-    # ------------------------------------------------------------------------------- looking at it
+    # ------------------------------------------------------------------------------- reading
 
     def transactions(self, *, reference: str | None = None) -> Iterator[Transaction]:
-        """The whole book, or what belongs to one reference; oldest first."""
+        """Yield the whole book, or the lines of one reference, oldest first."""
         after = 0
         while True:
             query: dict[str, Any] = {"after": after, "limit": 1000}
             if reference is not None:
                 query["reference"] = reference
-            page = self._ask("GET", "/transactions", params=query)["data"]
+            page = self._request("GET", "/transactions", params=query)["data"]
             if not page:
                 return
             for line in page:
@@ -182,22 +183,22 @@ class Network:
             after = page[-1]["number"]
 
     def tally(self) -> Tally:
-        """How much was charged, as the network counts it."""
-        return Tally(**self._ask("GET", "/tally"))
+        """Return how much was charged, as the network counts it."""
+        return Tally(**self._request("GET", "/tally"))
 
-    # -------------------------------------------------------------------------------------- faults
+    # ------------------------------------------------------------------------------------- faults
 
     def faults(self) -> list[dict[str, Any]]:
-        """What can be armed: `fault`, `explains`, and the `times` that are left of it."""
-        return self._data(self._ask("GET", "/faults"))
+        """List the faults: `fault`, `explains` and the `times` it is still armed for."""
+        return self._data(self._request("GET", "/faults"))
 
     def arm(self, fault: str, times: int = 1) -> list[dict[str, Any]]:
-        """Let the next `times` requests meet this fault; 0 disarms it."""
-        return self._data(self._ask("POST", "/faults", json={"fault": fault, "times": times}))
+        """Make the next `times` requests meet this fault; 0 disarms it."""
+        return self._data(self._request("POST", "/faults", json={"fault": fault, "times": times}))
 
     def disarm(self) -> list[dict[str, Any]]:
-        """From now on all goes well."""
-        return self._data(self._ask("DELETE", "/faults"))
+        """Disarm all faults."""
+        return self._data(self._request("DELETE", "/faults"))
 
     def close(self) -> None:
         self._client.close()
@@ -208,24 +209,24 @@ class Network:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --------------------------------------------------------------------------------------- asking
+    # ----------------------------------------------------------------------------------- requests
 
     def _post(self, path: str, key: str, **fields: Any) -> dict[str, Any]:
-        return self._ask("POST", path, key=key, json=fields)
+        return self._request("POST", path, key=key, json=fields)
 
-    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             response = self._client.request(method, path, **options)
         except httpx2.TransportError as error:
             raise NetworkDown(f"{method} {self.url}{path}: {error!r}") from error
         if response.status_code >= 500:
             raise NetworkDown(f"{method} {self.url}{path}: {response.status_code}")
-        said: dict[str, Any] = response.json()
+        reply: dict[str, Any] = response.json()
         if response.status_code >= 400:
-            raise NetworkRefused(said["error"]["code"], said["error"]["message"])
-        return said
+            raise NetworkRefused(reply["error"]["code"], reply["error"]["message"])
+        return reply
 
     @staticmethod
-    def _data(said: dict[str, Any]) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = said["data"]
+    def _data(reply: dict[str, Any]) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = reply["data"]
         return listed

@@ -1,7 +1,7 @@
-"""The declared faults: what can go wrong at a card network, to be switched on by name.
+"""Faults: what can go wrong at a card network, switched on by name.
 
-An armed fault meets the next requests that move money, one request each, until its `times` are
-over. What is armed stands in the network's file: a crash does not disarm what comes after it.
+An armed fault meets the next requests that move money, one request each, `times` times. Armed
+faults are stored in the network's file, so a crash does not disarm those that come after it.
 """
 
 import sqlite3
@@ -19,7 +19,7 @@ class Fault:
     name: str
     explains: str
     moment: Literal["before", "middle", "after"]
-    """Before anything is written, between writing and commit, or after the commit."""
+    """Before the write, between write and commit, or after the commit."""
     does: Literal["wait", "answer 500", "reset", "hang up", "exit"]
 
 
@@ -53,11 +53,11 @@ FAULTS = {
 
 
 class UnknownFault(ValueError):
-    """No such fault, or not so many times; the text says what there is."""
+    """No such fault, or an invalid number of times; the text says what is valid."""
 
 
 class ArmedFaults:
-    """The faults that are waiting for a request."""
+    """The armed faults of a network."""
 
     def __init__(self, file: sqlite3.Connection) -> None:
         file.execute(
@@ -65,17 +65,17 @@ class ArmedFaults:
             " (name TEXT PRIMARY KEY, times INTEGER NOT NULL) STRICT"
         )
         self._file = file
-        # Read once: with nothing armed, a request pays nothing for it.
+        # Read once: with nothing armed, requests pay nothing for it.
         self._times: dict[str, int] = dict(
             file.execute("SELECT name, times FROM faults ORDER BY rowid")
         )
 
     def times(self, name: str) -> int:
-        """How many more requests this fault will meet."""
+        """Return how many more requests this fault will meet."""
         return self._times.get(name, 0)
 
     def arm(self, name: str, times: int = 1) -> None:
-        """Let the next `times` requests fail in this way; 0 disarms."""
+        """Make the next `times` requests fail in this way; 0 disarms."""
         if name not in FAULTS:
             raise UnknownFault(f"There is no fault {name!r}. There are: {', '.join(FAULTS)}.")
         if not 0 <= times <= TIMES_MAX:
@@ -92,12 +92,12 @@ class ArmedFaults:
         )
 
     def disarm(self) -> None:
-        """From now on all goes well."""
+        """Disarm all faults."""
         self._times.clear()
         self._file.execute("DELETE FROM faults")
 
     def take(self) -> Fault | None:
-        """The fault for this request, if any: the one that was armed first."""
+        """Take the fault for this request, if any: the one armed first."""
         name = next(iter(self._times), None)
         if name is None:
             return None

@@ -1,11 +1,11 @@
-"""The issuer: which cards pay. Numbers and codes are those of Stripe's documented test cards."""
+"""The issuer decides which cards pay. Numbers and codes are Stripe's documented test cards."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Why a card does not pay. It is a result of business, not a failure."""
+    """Why a card does not pay: a business result, not a failure."""
 
     code: str
     decline_code: str
@@ -39,5 +39,5 @@ DECLINES = {
 
 
 def decide(card: str) -> Decline | None:
-    """None if the card pays."""
+    """Return why the card does not pay, or None if it does."""
     return DECLINES.get(card)

@@ -1,12 +1,12 @@
 """The network's server: HTTP on loopback.
 
     POST /authorisations /captures /voids /refunds    each with an Idempotency-Key
-    GET  /transactions?after=&limit=&reference=       what was written, oldest first
-    GET  /tally                                       how much of it
+    GET  /transactions?after=&limit=&reference=       the book, oldest first
+    GET  /tally                                       counts and sums
     GET  /faults   POST /faults {fault, times}   DELETE /faults
 
-One process, one thread, one connection to the file: requests are carried out one after the other,
-so no two of them can be in each other's way.
+One process, one thread, one connection to the file: requests run one after the other and cannot
+conflict.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _RESET = struct.pack("ii", 1, 0)  # linger on, for no time: closing sends a rese
 
 
 class TransportExposingProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which shows the connection to the faults that have to break it."""
+    """uvicorn's protocol, with the connection exposed to the faults that break it."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -68,7 +68,7 @@ class CardNetwork:
                 Route("/faults", self._arm, methods=["POST"]),
                 Route("/faults", self._disarm, methods=["DELETE"]),
             ],
-            # A page elsewhere may have its own name point at this machine.
+            # A site elsewhere may point its own name at this machine.
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
         )
 
@@ -95,8 +95,8 @@ class CardNetwork:
             return await _fail(fault, request)
         middle = fault is not None and fault.moment == "middle"
         key = request.headers.get("idempotency-key", "")
-        answer = self._book.carry_out(kind, key, fields, _exit if middle else _do_nothing)
-        if middle:  # it was a replay, and had nothing to commit
+        answer = self._book.execute(kind, key, fields, _exit if middle else _do_nothing)
+        if middle:  # a replay, which commits nothing
             _exit()
         if fault is not None and fault.does == "wait":
             await asyncio.sleep(SLOW_S)
@@ -105,7 +105,7 @@ class CardNetwork:
         headers = {"Idempotent-Replayed": "true"} if answer.replayed else None
         return Response(answer.body, 200, headers, "application/json")
 
-    # ------------------------------------------------------------------------------- looking at it
+    # ------------------------------------------------------------------------------- reading
 
     async def _transactions(self, request: Request) -> Response:
         query = request.query_params
@@ -119,7 +119,7 @@ class CardNetwork:
     async def _tally(self, request: Request) -> Response:
         return JSONResponse(self._book.tally())
 
-    # -------------------------------------------------------------------------------------- faults
+    # ------------------------------------------------------------------------------------- faults
 
     async def _faults(self, request: Request) -> Response:
         return JSONResponse(
@@ -137,8 +137,8 @@ class CardNetwork:
 
     async def _arm(self, request: Request) -> Response:
         try:
-            said = await _body(request)
-            fault, times = (said.get("fault"), said.get("times", 1)) if said else (None, 1)
+            body = await _body(request)
+            fault, times = (body.get("fault"), body.get("times", 1)) if body else (None, 1)
             if not isinstance(fault, str) or type(times) is not int:
                 raise UnknownFault('Send {"fault": name, "times": number}.')
             self._armed.arm(fault, times)
@@ -164,16 +164,16 @@ async def _fail(fault: Fault, request: Request) -> Response:
     transport.abort()
     while (await request.receive())["type"] != "http.disconnect":
         continue
-    return Response()  # to nobody
+    return Response()  # nobody gets it
 
 
 def _exit() -> None:
-    """As a crash does it: nothing is closed, nothing is said."""
+    """Exit like a crash: close nothing, answer nothing."""
     os._exit(CRASH_STATUS)
 
 
 def _do_nothing() -> None:
-    """Before a commit that goes well."""
+    """Do nothing before a commit that succeeds."""
 
 
 async def _body(request: Request) -> Fields:
@@ -185,12 +185,12 @@ async def _body(request: Request) -> Fields:
         if len(text) > BODY_BYTES_MAX:
             raise RequestRefused(413, "body", f"At most {BODY_BYTES_MAX} bytes.")
     try:
-        said = json.loads(text)
+        body = json.loads(text)
     except (ValueError, RecursionError):
         raise RequestRefused(400, "body", "The body must be JSON.") from None
-    if not isinstance(said, dict):
+    if not isinstance(body, dict):
         raise RequestRefused(400, "body", "The body must be a JSON object.")
-    return said
+    return body
 
 
 def _error(status: int, code: str, message: str) -> Response:
@@ -202,12 +202,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="payments network", description="The card network.")
     parser.add_argument("--file", type=Path, required=True, help="its SQLite file")
     parser.add_argument("--port", type=int, default=8001, help="on 127.0.0.1")
-    said = parser.parse_args(argv)
-    network = CardNetwork(said.file)
+    args = parser.parse_args(argv)
+    network = CardNetwork(args.file)
     config = uvicorn.Config(
         network.app(),
         host="127.0.0.1",
-        port=said.port,
+        port=args.port,
         http=TransportExposingProtocol,
         lifespan="off",
         access_log=False,
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=10,
     )
-    # uvicorn drains on these, and raises them again when it is done.
+    # uvicorn drains on these signals and raises them again at the end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_cleanly)
     try:
@@ -230,5 +230,5 @@ def _exit_cleanly(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    os.umask(0o077)  # who paid what is for the file's owner alone
+    os.umask(0o077)  # only the file's owner may read who paid what
     raise SystemExit(main())

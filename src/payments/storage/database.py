@@ -1,8 +1,7 @@
-"""The database: rows, oncekey's records and their transactions, in one place.
+"""The database: holds the rows and oncekey's records, in shared transactions.
 
-SQLite in WAL mode, or PostgreSQL. Reads do not wait for writers. On SQLite there is one writer at a
-time; a transaction that may write says so when it begins, because one that finds out in its middle
-could only fail.
+SQLite in WAL mode, or PostgreSQL. Reads do not wait for writers. SQLite has one writer at a time: a
+transaction that may write says so at its beginning, because upgrading later could only fail.
 """
 
 from __future__ import annotations
@@ -24,39 +23,40 @@ from payments.storage.tables import metadata
 TIMEOUT_S = 15.0
 """How long to wait for SQLite's one writer, or for a free connection."""
 
-ONCEKEYS = frozenset({"allow", "connect_timeout_s", "pgbouncer", "timeout_s"})
-"""Parameters of a PostgreSQL URL that are for oncekey's connections."""
+ONCEKEY_PARAMETERS = frozenset({"allow", "connect_timeout_s", "pgbouncer", "timeout_s"})
+"""Parameters of a PostgreSQL URL that only oncekey understands."""
 
 
 class Database:
-    """One engine, and the two ways to use it."""
+    """One SQLAlchemy engine, with read and write transactions."""
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.database
         self.engine = _engine(self.url, settings.threads_max)
         self._write_engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
-        # SQLite lets its writers poll for their turn; within this process they queue.
+        # Writers to SQLite poll for their turn; within this process they queue.
         self._write_lock: AbstractContextManager[Any] = (
             threading.Lock() if self.url.startswith("sqlite:") else contextlib.nullcontext()
         )
         self.atomic_engine = self.engine.execution_options(begin=None)
-        """For oncekey's atomic mode, which begins transactions itself."""
+        """For oncekey's atomic mode, which begins the transactions."""
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """A transaction that may write. Commits at the end, rolls back when something is raised."""
+        """Open a transaction that may write. It rolls back if an exception is raised."""
         with self._write_lock, self._write_engine.begin() as connection:
             yield connection
 
     def read(self) -> AbstractContextManager[Connection]:
-        """A view of the data that nobody changes while it is looked at."""
+        """Open a consistent snapshot for reading."""
         return self.engine.connect()
 
     @contextmanager
     def rows(self) -> Iterator[Connection]:
-        """Where a handler whose only effects are rows writes them: in oncekey's own transaction,
-        which its answer commits, where there is one. When something is raised no row is left,
-        though an answer that is an error may be kept.
+        """Open the transaction of a handler whose only effects are rows.
+
+        That is oncekey's, if there is one, which commits the rows with the response. An exception
+        rolls back all rows, though an error response may be stored.
         """
         attempt = oncekey.current_or_none()
         if attempt is not None and attempt.connection is not None:
@@ -67,22 +67,25 @@ class Database:
                 yield connection
 
     def create_tables(self) -> None:
-        """Create what is missing, for rows and for records. Several processes may do so at once,
-        while servers run; those that write to a table wait until an index on it is built.
+        """Create missing tables and indexes, also oncekey's.
+
+        Several processes may do so at once, while servers run. Writers to a table wait while an
+        index on it is built.
         """
         oncekey.migrate(self.url)
         with self._migration() as connection:
             metadata.create_all(connection)
         while self._create_index():
-            """A transaction for each: with one table in hand, waiting for the next, it could wait
-            for somebody who has written to them in another order, and who waits for it."""
+            """One transaction each: one for all could deadlock with a transaction that writes to
+            the same tables in another order."""
         if self.url.startswith("sqlite:"):
             with self.begin() as connection:
-                sqlite_statistics.tell(connection)
+                sqlite_statistics.write(connection)
 
     def _create_index(self) -> bool:
-        """Create one of those that a newer release brings to tables that are there, which
-        `create_all` passes by. False: there was none.
+        """Create one index that a newer release adds to a table that exists: `create_all` skips it.
+
+        False: none was missing.
         """
         with self._migration() as connection:
             index = next(_missing_indexes(connection), None)
@@ -102,9 +105,7 @@ class Database:
 
 
 def lock_for_transaction(connection: Connection, what: str) -> None:
-    """From here to the end of the transaction nobody else is who calls this with the same words.
-    SQLite lets only one write anyway.
-    """
+    """Hold the lock named `what` until the transaction ends. SQLite has only one writer anyway."""
     if connection.dialect.name == "postgresql":
         key = sa.func.hashtextextended(what, 0)
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
@@ -120,7 +121,7 @@ def _missing_indexes(connection: Connection) -> Iterator[sa.Index]:
 def _engine(url: str, connections_max: int) -> Engine:
     limits: dict[str, Any] = {"pool_size": connections_max, "max_overflow": 8}
     limits["pool_timeout"] = TIMEOUT_S
-    limits["hide_parameters"] = True  # errors are logged: cards and secrets are not for the log
+    limits["hide_parameters"] = True  # errors are logged, and must not contain cards or secrets
     if url.startswith("sqlite:"):
         patience = {"timeout": TIMEOUT_S, "check_same_thread": False}
         engine = sa.create_engine(url, connect_args=patience, **limits)
@@ -130,25 +131,25 @@ def _engine(url: str, connections_max: int) -> Engine:
     scheme, separator, rest = url.partition("://")
     if scheme not in ("postgresql", "postgres"):
         raise ValueError(f"the database is sqlite:///… or postgresql://…, not {scheme}{separator}…")
-    rest = _without_oncekeys(rest)
+    rest = _strip_oncekey_parameters(rest)
     try:
         return sa.create_engine(f"postgresql+psycopg://{rest}", pool_pre_ping=False, **limits)
-    except (ValueError, sa.exc.ArgumentError):  # which may repeat a part of the password
+    except (ValueError, sa.exc.ArgumentError):  # its text may contain part of the password
         raise ValueError(
-            "the database's URL cannot be read: write postgresql://user:password@host:5432/name, "
+            "cannot read the database's URL: write postgresql://user:password@host:5432/name, "
             "and in the password %40 for @, %3A for : and %2F for /"
         ) from None
 
 
-def _without_oncekeys(url: str) -> str:
-    """The URL without the parameters that only oncekey understands."""
+def _strip_oncekey_parameters(url: str) -> str:
+    """Remove the parameters that only oncekey understands."""
     base, _, query = url.partition("?")
-    pairs = [pair for pair in query.split("&") if pair.partition("=")[0] not in ONCEKEYS]
+    pairs = [pair for pair in query.split("&") if pair.partition("=")[0] not in ONCEKEY_PARAMETERS]
     return f"{base}?{'&'.join(pairs)}" if any(pairs) else base
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # transactions begin where we say, see below
+    connection.isolation_level = None  # transactions begin explicitly, see below
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
 

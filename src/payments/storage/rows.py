@@ -1,4 +1,4 @@
-"""Rows: looked up by tenant and id, changed only from a state in which that is allowed."""
+"""Rows: read by tenant and id, changed only if they are in an allowed state."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def get(
     *,
     lock: bool = False,
 ) -> Row[Any]:
-    """The row; 404 if there is none, or 400 where a parameter named it.
+    """Return the row; raise 404 if there is none, or 400 if a parameter named it.
 
-    `lock`: nobody else changes it before the end of this transaction.
+    `lock`: nobody else changes it before this transaction ends.
     """
     query = sa.select(table).where(table.c.tenant == tenant, table.c.id == id_)
     if lock:
         query = query.with_for_update()
-    # Text that no database takes is no id either.
-    found = connection.execute(query).first() if _sane(id_) else None
+    # Text that no database accepts is no id either.
+    found = connection.execute(query).first() if _is_valid_id(id_) else None
     if found is None:
         raise not_found(_KINDS[table.name], id_, param)
     return found
 
 
-def _sane(id_: str) -> bool:
+def _is_valid_id(id_: str) -> bool:
     return len(id_) <= 255 and id_.isascii() and id_.isprintable()
 
 
@@ -59,7 +59,7 @@ def change(
     *conditions: sa.ColumnElement[bool],
     **values: Any,
 ) -> Row[Any] | None:
-    """Change a row and give it as it is now; None if it does not meet the conditions (any more)."""
+    """Change a row and return it; None if it does not meet the conditions (any more)."""
     return connection.execute(
         sa.update(table)
         .where(table.c.tenant == tenant, table.c.id == id_, *conditions)
@@ -69,10 +69,10 @@ def change(
 
 
 def update(
-    connection: Connection, table: sa.Table, row: Row[Any], given: Mapping[str, Any]
+    connection: Connection, table: sa.Table, row: Row[Any], changes: Mapping[str, Any]
 ) -> Row[Any]:
-    """A row that is locked, with what is given in its columns; metadata is merged."""
-    values = dict(given)
+    """Update a locked row; metadata is merged."""
+    values = dict(changes)
     if "metadata" in values:
         values["metadata"] = merge_metadata(row.metadata, values["metadata"])
     if not values:
@@ -83,12 +83,12 @@ def update(
 
 
 def merge_metadata(
-    old: dict[str, str] | None, given: dict[str, str | None] | None
+    old: dict[str, str] | None, changes: dict[str, str | None] | None
 ) -> dict[str, str]:
-    """Metadata: what is given replaces what is there, an empty value removes it."""
-    if given is None:
+    """Merge metadata: new values replace old ones, empty values delete them."""
+    if changes is None:
         return {}
-    both = {name: value for name, value in {**(old or {}), **given}.items() if value}
-    if len(both) > METADATA_MAX:
+    result = {name: value for name, value in {**(old or {}), **changes}.items() if value}
+    if len(result) > METADATA_MAX:
         raise invalid(f"An object has at most {METADATA_MAX} metadata keys.", "metadata")
-    return both
+    return result

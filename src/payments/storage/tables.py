@@ -1,7 +1,7 @@
-"""Tables: all that is kept, in one place.
+"""Tables: everything the API stores.
 
-Everything belongs to a tenant (`acct_…/test`), and is looked up by it: a row of another account
-cannot be met by accident. Ids sort by creation, so the primary key also serves the lists.
+Every row belongs to a tenant (`acct_…/test`) and is looked up by it, so no query can return another
+account's rows by accident. Ids sort by creation, so the primary key also serves the lists.
 Amounts are integers in the currency's minor unit. Times are seconds since 1970.
 """
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 metadata = sa.MetaData()
 
-# By their bytes, whatever the language of the database: ids must sort as they were made.
+# In byte order, whatever the database's locale: ids must sort by creation.
 _ID = sa.String().with_variant(sa.String(collation="C"), "postgresql")
 
 
@@ -34,7 +34,7 @@ def _json(name: str) -> sa.Column[Any]:
 
 
 def _objects(name: str, *columns: Any) -> sa.Table:
-    """A table of API objects."""
+    """Define a table of API objects."""
     return sa.Table(
         name,
         metadata,
@@ -47,7 +47,7 @@ def _objects(name: str, *columns: Any) -> sa.Table:
 
 
 def _index_unfinished(name: str, table: sa.Table, condition: sa.ColumnElement[bool]) -> None:
-    """What somebody is working on, found without reading all that is done."""
+    """Index the rows in progress, so that finding them does not read finished ones."""
     where: dict[str, Any] = {"postgresql_where": condition, "sqlite_where": condition}
     sa.Index(f"{name}_unfinished", table.c.created, **where)
 

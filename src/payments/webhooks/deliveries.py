@@ -1,15 +1,15 @@
-"""Deliveries: one row for each event and endpoint, from the event's own transaction to its end.
+"""Deliveries: one row per event and endpoint, written in the event's own transaction.
 
-    pending     due at some time; while a worker sends it, due again when the worker's lease is over
+    pending     due at some time; while a worker sends it, due again when the worker's lease ends
     delivered   the endpoint answered 2xx
     failed      the schedule is over
-    canceled    its endpoint is gone or disabled
+    canceled    its endpoint is deleted or disabled
 
-`attempts` rises with every claim, and what a claim writes later must present it: a worker whose
-lease was over changes nothing that another has begun. An attempt that was sent but not recorded,
-because its worker died, is sent again, under the same event id.
+Every claim increments `attempts`, and recording an attempt compares it: a worker whose lease has
+ended changes nothing that another one has begun. An attempt that was sent but not recorded, because
+its worker died, is sent again with the same event id.
 
-Sending again makes a new delivery of the same event, so nothing that has ended begins anew.
+Sending an event again creates a new delivery, so a finished one never restarts.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from payments.webhooks import events
 from payments.webhooks.delivery_slots import DeliverySlots
 
 CANCELED_MAX = 256
-"""By one claim, of what waits for endpoints that are gone."""
+"""How many deliveries to deleted or disabled endpoints one claim cancels."""
 ERROR_CHARS_MAX = 500
 FAR_S = 2 * 86_400.0
-"""Further away than any wait: what is due then was written while the machine's clock was wrong."""
+"""Longer than any wait: a later due time was written while the machine's clock was wrong."""
 DIED = "it was begun too often without an end: its workers died"
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDelivery:
-    """A delivery that is this worker's until its lease is over."""
+    """A delivery that this worker owns until its lease ends."""
 
     tenant: str
     id: str
     attempts: int
-    """Which attempt this is, 1 for the first."""
+    """The number of this attempt, from 1."""
     event: str
     endpoint: str
     url: str
@@ -52,12 +52,12 @@ class ClaimedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOutcome:
-    """What an attempt means for its delivery."""
+    """What becomes of a delivery after an attempt."""
 
     status: str
     due: float | None
     is_gone: bool = False
-    """The endpoint asks to be sent nothing any more."""
+    """The endpoint asked for nothing more (410)."""
 
 
 # ------------------------------------------------------------------------------------- claiming
@@ -70,8 +70,10 @@ _LOOK = sa.select(sa.exists().where(*_IS_DUE) | sa.exists().where(*_IS_FAR))
 
 
 def _endpoints_with_something_due() -> sa.Select[Any]:
-    """Those of whom something is due, whose turn it is first. Goes through an index from one to the
-    next: what waits for one that hangs may be very much, and is not read.
+    """Select the endpoints that have due deliveries, longest due first.
+
+    Skips through an index from one endpoint to the next, without reading the many deliveries that
+    may wait for one that hangs.
     """
     first = sa.select(sa.func.min(deliveries.c.endpoint).label("endpoint")).where(_PENDING)
     each = first.cte("waiting", recursive=True)
@@ -104,7 +106,7 @@ _THIS = (
 
 
 def any_due(connection: Connection, now: float) -> bool:
-    """Whether it is worth claiming: reads only."""
+    """Whether claiming is worthwhile. Reads only."""
     return bool(connection.execute(_LOOK, {"now": now}).scalar_one())
 
 
@@ -116,8 +118,9 @@ def claim(
     lease_s: float,
     attempts_max: int,
 ) -> list[ClaimedDelivery]:
-    """Take deliveries that are due, as far as there are `slots` for them, which are taken too.
-    What cannot be sent any more ends here.
+    """Claim due deliveries, as far as there are free `slots`, and take those slots.
+
+    Ends deliveries that cannot be sent any more.
     """
     taken: list[ClaimedDelivery] = []
     connection.execute(deliveries.update().where(*_IS_FAR).values(due=now), {"now": now})
@@ -131,11 +134,12 @@ def claim(
 
 
 def _due(connection: Connection, now: float, slots: DeliverySlots) -> list[Row[Any]]:
-    """What is due, oldest first: a few of each endpoint that has a place, while there are places.
-    What waits for one that is gone ends.
+    """Return due deliveries, oldest first: a few per endpoint, while there are slots.
+
+    Cancels what waits for deleted or disabled endpoints.
     """
     waiting = connection.execute(_WAITING, {"now": now}).all()
-    having = [each.endpoint for each in waiting if slots.has_one(each.tenant, each.endpoint)]
+    having = [each.endpoint for each in waiting if slots.has_free(each.tenant, each.endpoint)]
     found: list[Row[Any]] = []
     wanted, canceled = slots.free, 0
     for endpoint in having:
@@ -146,7 +150,7 @@ def _due(connection: Connection, now: float, slots: DeliverySlots) -> list[Row[A
             canceled += len(ending)
             for row in ending:
                 _end(connection, row, "canceled", "its endpoint is gone or disabled")
-        elif its:  # others have the rest
+        elif its:  # else other workers have locked them
             found += its
             wanted -= 1
         if not wanted:
@@ -171,27 +175,25 @@ def _as_claimed(row: Row[Any], now: float) -> ClaimedDelivery:
 
 
 def current_secrets(secrets: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
-    """The secrets that an endpoint's deliveries are signed with now: while one is being replaced,
-    both.
-    """
+    """Yield the secrets that sign an endpoint's deliveries now: in a replacement, old and new."""
     for each in secrets:
         if each["until"] is None or now < each["until"]:
             yield each["secret"]
 
 
 def _change(connection: Connection, row: Any, known: int, **values: Any) -> int:
-    """Change a delivery, if it is still the one that is known."""
+    """Change a delivery if it still has `known` attempts."""
     named = {"whose": row.tenant, "which": row.id, "known": known}
     return connection.execute(deliveries.update().where(*_THIS).values(**values), named).rowcount
 
 
-# ------------------------------------------------------------------------------------- settling
+# ------------------------------------------------------------------------------------- recording
 
 
 def decide_outcome(
     sent: Sent, attempts: int, schedule: Schedule, now: float, chance: float
 ) -> DeliveryOutcome:
-    """What becomes of a delivery after this attempt."""
+    """Decide what becomes of a delivery after this attempt."""
     asked_s = None
     if isinstance(sent, Answered):
         if sent.is_delivered:
@@ -216,7 +218,7 @@ def record_attempt(
     *,
     dead_s: float,
 ) -> bool:
-    """Record an attempt, and what follows from it. False: another worker has begun it anew."""
+    """Record an attempt and its outcome. False: another worker has begun the delivery again."""
     status = sent.status if isinstance(sent, Answered) else None
     error = None if ending.status == "delivered" else _reason(sent)
     connection.execute(
@@ -248,8 +250,8 @@ def record_attempt(
 def _reason(sent: Sent) -> str:
     if not isinstance(sent, Answered):
         return sent.reason
-    said = sent.excerpt.decode("utf-8", "replace").replace("\0", "")
-    return f"it answered {sent.status}: {said}"[:ERROR_CHARS_MAX]
+    body = sent.excerpt.decode("utf-8", "replace").replace("\0", "")
+    return f"it answered {sent.status}: {body}"[:ERROR_CHARS_MAX]
 
 
 def _update_endpoint(
@@ -259,7 +261,7 @@ def _update_endpoint(
     now: float,
     dead_s: float,
 ) -> None:
-    """How the endpoint fares: one that fails for too long, or asks for it, is sent nothing more."""
+    """Note that the endpoint works or fails; disable it if it fails too long or asks for it."""
     this = webhook_endpoints.update().where(_e.tenant == claimed.tenant, _e.id == claimed.endpoint)
     if ending.status == "delivered":
         connection.execute(this.where(_e.failing_since.is_not(None)).values(failing_since=None))
@@ -272,8 +274,8 @@ def _update_endpoint(
         .returning(webhook_endpoints)
     ).first()
     if disabled is not None:
-        shown = objects.webhook_endpoint(disabled)
-        events.record(connection, claimed.tenant, "webhook_endpoint.disabled", shown, None)
+        body = objects.webhook_endpoint(disabled)
+        events.record(connection, claimed.tenant, "webhook_endpoint.disabled", body, None)
 
 
 # ---------------------------------------------------------------------------------- sending again
@@ -282,7 +284,7 @@ def _update_endpoint(
 def send_again(
     connection: Connection, tenant: str, event: Row[Any], endpoint: str | None, now: float
 ) -> list[str]:
-    """Deliver an event once more, to one endpoint or to all that want it: new deliveries' ids."""
+    """Deliver an event again, to one endpoint or all subscribers; return the deliveries' ids."""
     query = sa.select(webhook_endpoints).where(_e.tenant == tenant, _e.status == "enabled")
     if endpoint is not None:
         query = query.where(_e.id == endpoint)

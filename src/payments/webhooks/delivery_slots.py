@@ -1,8 +1,8 @@
-"""Places: how many deliveries a courier sends at once, and to whom. Pure; it is told what happens.
+"""Delivery slots: how many deliveries a worker sends at once, and to whom. Pure.
 
-An endpoint has a few. An account never has more than it leaves to all others: if whatever it has
-hangs, it holds half of the places, a second such account half of the rest, and who has none yet
-finds one.
+An endpoint gets a few slots. An account never has more than it leaves free for others: if all its
+endpoints hang, it holds half of the slots, a second such account half of the rest, and an account
+without any still finds one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class DeliverySlots:
-    """Those of one courier."""
+    """The slots of one worker."""
 
     count: int
     per_endpoint_max: int
@@ -24,26 +24,26 @@ class DeliverySlots:
     def free(self) -> int:
         return self.count - self._accounts.total()
 
-    def has_one(self, account: str, endpoint: str) -> bool:
-        """Whether there is one for them."""
+    def has_free(self, account: str, endpoint: str) -> bool:
+        """Whether there is a slot for this account and endpoint."""
         of_endpoint = self._endpoints[endpoint]
         return self._accounts[account] < self.free and of_endpoint < self.per_endpoint_max
 
     def take(self, account: str, endpoint: str) -> bool:
-        """Take one, if there is one for them."""
-        if not self.has_one(account, endpoint):
+        """Take a slot, if there is one."""
+        if not self.has_free(account, endpoint):
             return False
         self._accounts[account] += 1
         self._endpoints[endpoint] += 1
         return True
 
-    def give_back(self, account: str, endpoint: str) -> None:
-        """One that was taken."""
+    def release(self, account: str, endpoint: str) -> None:
+        """Release a slot."""
         self._accounts -= Counter([account])  # drops those at zero
         self._endpoints -= Counter([endpoint])
 
     def copy(self) -> DeliverySlots:
-        """The same places, to try out what could be taken."""
+        """Return a copy, to try out what could be taken."""
         return DeliverySlots(
             self.count, self.per_endpoint_max, Counter(self._accounts), Counter(self._endpoints)
         )

@@ -1,7 +1,7 @@
 """Events: every change of state, written in the transaction of the change, with its deliveries.
 
-So there is an event if and only if the change was committed, and a delivery for every endpoint that
-wanted to know of it then. Workers send them afterwards.
+So an event exists if and only if the change was committed, and so does a delivery for every
+endpoint subscribed at that time. Workers send them afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENDPOINTS = sa.select(webhook_endpoints.c.id, webhook_endpoints.c.enabled_event
 def record(
     connection: Connection, tenant: str, kind: str, changed: objects.Object, request: str | None
 ) -> str:
-    """Write an event and its deliveries; gives its id. `request` is what caused it."""
+    """Write an event and its deliveries; return its id. `request` is the id of the request."""
     id_, now = ids.new("evt"), clock.wall()
     attempt = oncekey.current_or_none()
     key = None if attempt is None else attempt.key
@@ -60,12 +60,12 @@ def record(
 
 
 def wants(enabled: list[str], kind: str) -> bool:
-    """Whether an endpoint wants to know of this type of event."""
+    """Whether an endpoint subscribes to this type of event."""
     return "*" in enabled or kind in enabled
 
 
 def retrieve(connection: Connection, tenant: str, id_: str) -> objects.Object:
-    """An event as it is retrieved, and as it is delivered."""
+    """Return an event as the API and webhooks show it."""
     return render(connection, rows.get(connection, events, tenant, id_))
 
 

@@ -1,7 +1,7 @@
-"""Senders: who delivers webhooks, and where they may go.
+"""Senders: how webhooks are sent, and where they may go.
 
-Plain http is for test mode alone. Addresses that are not public are for nobody, unless the settings
-name their networks.
+Plain http is allowed in test mode only. Private addresses are refused unless the settings name
+their networks.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from payments.api.errors import StripeError
 from payments.settings import Settings
 
 LOOKUPS_MAX = 4
-"""At once, of all accounts together: a name may take many seconds, and whoever asks for it holds a
-thread that others need to pay.
+"""DNS lookups at once, of all accounts together: one may take many seconds and holds a thread that
+payments need.
 """
 
 
 class Senders:
-    """One for each mode."""
+    """One sender per mode."""
 
     def __init__(self, settings: Settings) -> None:
         self._lookups = threading.BoundedSemaphore(LOOKUPS_MAX)
@@ -28,11 +28,11 @@ class Senders:
         self._test = Sender(Destinations(https_required=False, allowed=allowed))
 
     def of(self, tenant: str) -> Sender:
-        """The sender for an account in its mode: `acct_…/test`."""
+        """Return the sender for a tenant, such as `acct_…/test`."""
         return self._test if tenant.endswith("/test") else self._live
 
     def objection(self, tenant: str, url: str) -> str | None:
-        """Why nothing can be sent to this URL; None if something can."""
+        """Return why nothing can be sent to this URL, or None."""
         if not self._lookups.acquire(blocking=False):
             message = "Too many names are being looked up. Retry with the same Idempotency-Key."
             raise StripeError(503, "api_error", message, no_effect=True)

@@ -1,7 +1,7 @@
-"""The sweeper: events, their deliveries and the log of attempts are kept for a while, then removed.
+"""The event sweeper: deletes old events, their deliveries and the log of attempts.
 
-What still waits to be delivered stays, however old it is, and so does its event. Everything goes in
-small transactions, so that nobody who moves money waits for it. Several sweepers may run.
+Pending deliveries stay, however old, and so do their events. It deletes in small transactions, so
+that payments need not wait for it. Several sweepers may run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from payments.storage.database import Database
 from payments.storage.tables import deliveries, delivery_attempts, events
 
 ROWS_MAX = 500
-"""Removed at once."""
+"""Deleted in one transaction."""
 PAUSE_S = 0.05
-"""Between two transactions, for others to write."""
+"""The pause between two transactions, so that others can write."""
 
 _HAS_DELIVERIES = sa.exists().where(
     deliveries.c.tenant == events.c.tenant, deliveries.c.event == events.c.id
@@ -27,60 +27,61 @@ _REMOVABLE: tuple[tuple[sa.Table, sa.ColumnElement[bool]], ...] = (
     (deliveries, deliveries.c.status != "pending"),
     (events, ~_HAS_DELIVERIES),
 )
-"""In this order: an event goes after its last delivery."""
+"""In this order: an event is deleted after its last delivery."""
 
 
 class EventSweeper(PeriodicTask):
-    """Removes what is older than `kept_s`."""
+    """Deletes what is older than `retention_s`."""
 
     every_s = 60.0
 
-    def __init__(self, database: Database, kept_s: float) -> None:
+    def __init__(self, database: Database, retention_s: float) -> None:
         super().__init__()
         self._database = database
-        self._kept_s = kept_s
+        self._retention_s = retention_s
 
     def run_once(self) -> int:
-        """Remove all that is old; how many rows that were."""
-        before = clock.now_s() - self._kept_s
-        return sum(self._remove(table, may_go, before) for table, may_go in _REMOVABLE)
+        """Delete everything old; return the number of rows."""
+        before = clock.now_s() - self._retention_s
+        return sum(self._remove(table, condition, before) for table, condition in _REMOVABLE)
 
-    def _remove(self, table: sa.Table, may_go: sa.ColumnElement[bool], before: float) -> int:
-        removed = 0
+    def _remove(self, table: sa.Table, condition: sa.ColumnElement[bool], before: float) -> int:
+        total = 0
         while not self.stopping.is_set():
             with self._database.read() as connection:
-                if not _any(connection, table, may_go, before):
+                if not _exists(connection, table, condition, before):
                     break
             with self._database.begin() as connection:
-                gone = _remove_some(connection, table, may_go, before)
-            if not gone:  # others are at them
+                deleted = _remove_some(connection, table, condition, before)
+            if not deleted:  # others have locked them
                 break
-            removed += gone
+            total += deleted
             self.stopping.wait(PAUSE_S)
-        return removed
+        return total
 
 
-def _any(
-    connection: Connection, table: sa.Table, may_go: sa.ColumnElement[bool], before: float
+def _exists(
+    connection: Connection, table: sa.Table, condition: sa.ColumnElement[bool], before: float
 ) -> bool:
-    """Whether there is something to remove: reads only, and leaves SQLite's writer to others."""
-    found = sa.select(table.c.id).where(table.c.created < before, may_go).limit(1)
+    """Whether there is something to delete. Reads only, so SQLite's writer stays free."""
+    found = sa.select(table.c.id).where(table.c.created < before, condition).limit(1)
     return connection.execute(found).first() is not None
 
 
 def _remove_some(
-    connection: Connection, table: sa.Table, may_go: sa.ColumnElement[bool], before: float
+    connection: Connection, table: sa.Table, condition: sa.ColumnElement[bool], before: float
 ) -> int:
-    """Lock a few, then look again: whoever sends an event once more has locked it before, so that
-    no delivery is left without its event.
+    """Lock a few rows, then check again before deleting.
+
+    Sending an event again locks it first, so no delivery loses its event.
     """
     few = (
         sa.select(table.c.tenant, table.c.id)
-        .where(table.c.created < before, may_go)
+        .where(table.c.created < before, condition)
         .order_by(table.c.created)
         .limit(ROWS_MAX)
         .with_for_update(skip_locked=True, of=table)
     )
     found = [(row.tenant, row.id) for row in connection.execute(few)]
     these = sa.tuple_(table.c.tenant, table.c.id).in_(found)
-    return connection.execute(table.delete().where(these, may_go)).rowcount
+    return connection.execute(table.delete().where(these, condition)).rowcount

@@ -1,9 +1,9 @@
-"""The courier: a worker that sends what is due, for ever. Any number of them may run, in any number
-of processes; what two of them must agree on is decided by rows.
+"""The delivery worker: sends due webhooks until stopped. Any number may run, in any number of
+processes; rows in the database coordinate them.
 
 It claims no more than it has threads for, so a claimed delivery is sent at once, and its lease
-outlasts the longest attempt. One endpoint that hangs takes a few threads, an account with many of
-them a part, nobody all. Whoever stops it waits for what is under way, and for nothing else.
+outlasts the longest attempt. One hanging endpoint takes a few threads, an account with many of them
+takes a part, nobody takes all. Stopping waits only for the deliveries being sent.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ USER_AGENT = "payments-webhooks/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """How much at once, how long, how often."""
+    """How many deliveries at once, how long, how often."""
 
     concurrency_max: int = 32
     per_endpoint_max: int = 4
     connections_max: int = 8
-    """Of the database, at once: the others are for those who pay."""
+    """Database connections used at once: payments need the others."""
     lease_s: float = 90.0
-    """Longer than an attempt can take, writing it down included."""
+    """Longer than an attempt can take, including recording it."""
     poll_s: float = 0.5
     dead_s: float = 5 * 86_400.0
-    """An endpoint that has failed for so long, without one success, is disabled."""
+    """An endpoint that fails this long, without one success, is disabled."""
     schedule: Schedule = field(default_factory=Schedule)
 
 
@@ -69,26 +69,26 @@ class DeliveryWorker:
         self._wake = threading.Event()
         self._slots = DeliverySlots(self._pace.concurrency_max, self._pace.per_endpoint_max)
         self._slots_lock = threading.Lock()
-        self._outage = Outage("deliveries cannot be handed out", "deliveries are handed out again")
+        self._outage = Outage("cannot claim deliveries", "claiming deliveries works again")
         self._connections = threading.BoundedSemaphore(self._pace.connections_max)
         self._thread: threading.Thread | None = None
 
-    # ------------------------------------------------------------------------- for its owner
+    # ------------------------------------------------------------------------- control
 
     def start(self) -> None:
-        """Run in a thread of its own."""
+        """Run in a separate thread."""
         self._thread = threading.Thread(target=self.run, name="courier", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more, let what is under way end, then return."""
+        """Claim nothing more and wait until running deliveries end."""
         self._stop.set()
         self.wake()
         if self._thread is not None:
             self._thread.join()
 
     def wake(self) -> None:
-        """Look at once instead of at the next poll."""
+        """Look for due deliveries now instead of at the next poll."""
         self._wake.set()
 
     def run(self) -> None:
@@ -97,12 +97,12 @@ class DeliveryWorker:
             while not self._stop.is_set():
                 self._wake.clear()
                 if not self._claim_and_submit(threads):
-                    # Not all workers at the same moment.
+                    # so that workers do not poll in step
                     pause_s = self._outage.pause_s(self._pace.poll_s)
                     self._wake.wait(pause_s * (0.5 + self._chance() / 2))
 
     def drain(self) -> int:
-        """Deliver all that is due now, unless stopped, and return: how many attempts that took."""
+        """Deliver all that is due now, unless stopped; return the number of attempts."""
         total = 0
         with self._threads() as threads:
             while not self._stop.is_set():
@@ -122,14 +122,14 @@ class DeliveryWorker:
         return ThreadPoolExecutor(self._pace.concurrency_max, thread_name_prefix="webhook")
 
     def _claim_and_submit(self, threads: ThreadPoolExecutor) -> int:
-        """Claim what there is room for and hand it out: how many."""
+        """Claim as many deliveries as there are free slots and submit them; return how many."""
         try:
             taken = self._claim()
             for claimed in taken:
                 self._submit(claimed, threads)
         except Exception as error:
-            # Also what is no outage, as where no thread can be started: nobody else does this here,
-            # so it goes on. What was claimed is sent when its lease ends.
+            # Also for other errors, such as threads that cannot start: the worker must go on. What
+            # it has claimed is sent after its lease ends.
             self._outage.record_failure(error, is_known=isinstance(error, SQLAlchemyError))
             return 0
         self._outage.record_success()
@@ -146,7 +146,7 @@ class DeliveryWorker:
 
     def _release(self, claimed: ClaimedDelivery) -> None:
         with self._slots_lock:
-            self._slots.give_back(claimed.tenant, claimed.endpoint)
+            self._slots.release(claimed.tenant, claimed.endpoint)
 
     def _claim(self) -> list[ClaimedDelivery]:
         with self._slots_lock:
@@ -169,7 +169,7 @@ class DeliveryWorker:
         try:
             self._record(claimed, self._send(claimed))
         except Exception:
-            # The lease ends, and it is tried again: by this worker or by another.
+            # After the lease ends, this or another worker retries.
             log.exception("delivery %s was not recorded and will be sent again", claimed.id)
         finally:
             self._release(claimed)
@@ -184,11 +184,11 @@ class DeliveryWorker:
 
     def _record(self, claimed: ClaimedDelivery, sent: Sent) -> None:
         now, schedule = self._now(), self._pace.schedule
-        ending = deliveries.decide_outcome(sent, claimed.attempts, schedule, now, self._chance())
+        outcome = deliveries.decide_outcome(sent, claimed.attempts, schedule, now, self._chance())
         with self._connections, self._database.begin() as connection:
             dead_s = self._pace.dead_s
-            deliveries.record_attempt(connection, claimed, sent, ending, now, dead_s=dead_s)
+            deliveries.record_attempt(connection, claimed, sent, outcome, now, dead_s=dead_s)
         log.info(
             "delivery %s of %s, attempt %d: %s",
-            *(claimed.id, claimed.event, claimed.attempts, ending.status),
+            *(claimed.id, claimed.event, claimed.attempts, outcome.status),
         )

@@ -12,7 +12,7 @@ import redis
 from payments import clock
 from payments.access.rate_limits import (
     METHODS,
-    REDIS_REST_S,
+    REDIS_PAUSE_S,
     RESOURCES,
     Counters,
     LimitExceeded,
@@ -47,11 +47,11 @@ async def admitted(limits: RateLimits, count: int) -> int:
 
 
 def test_a_rate_that_cannot_be_read_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r'writes=often: no rate\. Write it as "50/second"'):
+    with pytest.raises(ValueError, match=r'writes=often: not a rate\. Write "50/second"'):
         Rates(writes="often")
     with pytest.raises(ValueError, match="POST charges=x"):
         Rates().but(["POST charges=x"])
-    with pytest.raises(ValueError, match="no rate"):
+    with pytest.raises(ValueError, match="not a rate"):
         Rates(writes="5/second;9/day")  # of which only the first would count
 
 
@@ -201,7 +201,7 @@ async def test_while_redis_is_down_each_process_limits_by_itself(
             assert "each process counts for itself" in caplog.text
             server.restart()
             assert await admitted(limits, 1) == 0  # Redis is left alone for a while
-            now += REDIS_REST_S
+            now += REDIS_PAUSE_S
             assert await admitted(limits, 1) == 1  # Redis is asked again: it has counted two
             assert "all processes count together" in caplog.text
     finally:

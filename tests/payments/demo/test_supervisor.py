@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from payments.demo.supervisor import Plan, SupervisedProcess, greeting
+from payments.demo.supervisor import Plan, SupervisedProcess, welcome_text
 from payments.network import Network
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
 from tests.servers.process import free_port
@@ -98,7 +98,7 @@ def test_a_port_that_is_taken() -> None:
         status, said = in_vain("--port", str(port))
     assert (status, said) == (
         1,
-        f"Port {port} is taken: end whoever has it, or choose another by --port.\n",
+        f"Port {port} is in use: stop the process that uses it, or choose another with --port.\n",
     )
 
 
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     file.write_text("")
     status, said = in_vain("--data", str(file / "data"))
     assert status == 1
-    assert said.startswith(f"{file / 'data'} cannot be the folder of its files (")
+    assert said.startswith(f"cannot create the folder {file / 'data'} (")
     assert "choose another by --data" in said
 
 
@@ -135,7 +135,7 @@ def test_what_does_not_start_says_why() -> None:
     status, said = in_vain("--port", port, "--database", "postgresql://127.0.0.1:1/nowhere")
     assert status == 1
     assert "the API did not start" in said
-    assert "The database cannot be used" in said
+    assert "Cannot use the database" in said
 
 
 @pytest.mark.slow
@@ -151,9 +151,9 @@ def test_a_database_of_ones_own_is_greeted_without_a_checkout_page(tmp_path: Pat
     """It pays with a key that does not work there."""
     here = Plan(tmp_path, 8000, 8001, database="", redis="", workers=1, api_key="sk_test_local")
     there = replace(here, database="postgresql://db/shop", api_key="")
-    assert "checkout page   http://127.0.0.1:8000/\n" in greeting(here, kept=True)
-    assert "checkout" not in greeting(there, kept=True)
-    assert "http://127.0.0.1:8000/explain\n" in greeting(there, kept=True)
+    assert "checkout page   http://127.0.0.1:8000/\n" in welcome_text(here, kept=True)
+    assert "checkout" not in welcome_text(there, kept=True)
+    assert "http://127.0.0.1:8000/explain\n" in welcome_text(there, kept=True)
 
 
 # ------------------------------------------------------------------------------------------ keeping
@@ -168,16 +168,16 @@ def test_what_ends_again_and_again_is_started_ever_less_often(
     waits = []
     for _ in range(7):
         keeper.child.wait(WAIT_S_MAX)
-        assert keeper.look() == "it ended with status 1: starting it again"
+        assert keeper.restart_if_ended() == "it ended with status 1: restarting it"
         ended_at, ended = now, keeper.child.pid
-        while keeper.look() is None and keeper.child.pid == ended:
+        while keeper.restart_if_ended() is None and keeper.child.pid == ended:
             now += 0.05
         waits.append(round(now - ended_at, 1))
     assert waits == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
     keeper.child.wait(WAIT_S_MAX)
     now += 60.0  # it was well for a while
-    keeper.look()
+    keeper.restart_if_ended()
     ended = keeper.child.pid
-    keeper.look()
+    keeper.restart_if_ended()
     assert keeper.child.pid != ended
     keeper.child.wait(WAIT_S_MAX)

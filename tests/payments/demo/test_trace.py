@@ -86,7 +86,7 @@ def test_what_others_buy_is_not_watched(api: Api, noticing: list[TraceLog]) -> N
     headers = {"authorization": f"Bearer {other}", "idempotency-key": "k2"}
     assert api.client.post("/v1/charges", data=CHARGE, headers=headers).status_code == 200
     assert noticing[0].requests_of("k2") == 0
-    assert not noticing[0]._notices
+    assert not noticing[0]._entries
 
 
 def test_whoever_comes_back_misses_nothing() -> None:
@@ -141,22 +141,22 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "KEYS_MAX", 3)
     monkeypatch.setattr(watch, "LISTENERS_MAX", 1)
     told = TraceLog()
-    for number in range(watch.NOTICES_MAX + 10):
+    for number in range(watch.ENTRIES_MAX + 10):
         told.add("key", "good", "again")
         told._count(f"k{number}")
 
-    assert len(told._notices) == watch.NOTICES_MAX
+    assert len(told._entries) == watch.ENTRIES_MAX
     assert len(told._seen) == 3
 
     async def main() -> bool:
         stream = told.stream(None)
         await anext(stream)
-        full = told.full
+        full = told.is_full
         await stream.aclose()
         return full
 
     assert asyncio.run(main())
-    assert not told.full
+    assert not told.is_full
 
 
 def test_nobody_watches_where_the_local_key_does_not_work(

@@ -74,12 +74,12 @@ def test_sides_that_agree() -> None:
         ),
         pytest.param(
             lambda here, there: here.released.add("ch_1"),
-            Difference("ch_1", "let go", "still held"),
+            Difference("ch_1", "voided", "still held"),
             id="let go by us alone",
         ),
         pytest.param(
             lambda here, there: there.released.add("ch_1"),
-            Difference("ch_1", "still held", "let go"),
+            Difference("ch_1", "still held", "voided"),
             id="let go by the network alone",
         ),
         pytest.param(
@@ -131,7 +131,7 @@ def sale(path: Path, reference: str, amount: int = 500) -> str:
         "capture": True,
     }
     with contextlib.closing(open_file(path)) as file:
-        NetworkBook(file).carry_out("authorisation", reference, fields, lambda: None)
+        NetworkBook(file).execute("authorisation", reference, fields, lambda: None)
         found = file.execute("SELECT id FROM transactions WHERE reference = ?", (reference,))
         return str(found.fetchone()[0])
 

@@ -30,7 +30,7 @@ def test_every_index_of_what_accounts_have_is_told_and_stays(tmp_path: Path) -> 
             driver = connection.connection.driver_connection
             assert driver is not None
             before = driver.total_changes
-            sqlite_statistics.tell(connection)
+            sqlite_statistics.write(connection)
             assert driver.total_changes == before
 
 

@@ -26,14 +26,14 @@ def test_p11_an_account_never_has_more_than_it_leaves_to_others() -> None:
 def test_an_endpoint_has_a_few() -> None:
     slots = DeliverySlots(32, 4)
     assert taken_by(slots, "a", endpoints=1) == 4
-    assert not slots.has_one("a", "we_a_0")
+    assert not slots.has_free("a", "we_a_0")
     assert taken_by(slots, "a", endpoints=2) == 4
 
 
 def test_what_is_given_back_can_be_taken_by_whoever_has_less() -> None:
     slots = DeliverySlots(4, 4)
     assert (taken_by(slots, "a"), taken_by(slots, "b"), taken_by(slots, "c")) == (2, 1, 1)
-    slots.give_back("a", "we_a_0")
+    slots.release("a", "we_a_0")
     assert not any(slots.take(account, f"we_{account}_0") for account in "abc")
     assert slots.take("d", "we_d")
 
@@ -50,12 +50,12 @@ def test_a_copy_changes_nothing() -> None:
 def test_none_is_lost_or_made(count: int, asked: list[tuple[str, str]]) -> None:
     slots, had = DeliverySlots(count, 3), []
     for account, endpoint in asked:
-        has_one = slots.has_one(account, account + endpoint)
+        has_free = slots.has_free(account, account + endpoint)
         taken = slots.take(account, account + endpoint)
-        assert taken == has_one
+        assert taken == has_free
         had += [(account, account + endpoint)] * taken
         assert slots.free == count - len(had) >= 0
         assert max(Counter(endpoint for _, endpoint in had).values(), default=0) <= 3
     for account, endpoint in had:
-        slots.give_back(account, endpoint)
+        slots.release(account, endpoint)
     assert slots == DeliverySlots(count, 3)

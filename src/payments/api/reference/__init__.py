@@ -1,6 +1,6 @@
-"""The reference: every route on one page, read from the OpenAPI document, to try out in place.
+"""The API reference: every route on one page, from the OpenAPI document, to try out in place.
 
-It is made of files of this folder alone, so it works without any other server.
+It consists only of files in this folder, so it works offline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The crowd: shoppers in processes of their own, killed at random, over a network that fails.
+"""The crowd: shopper processes, killed at random, paying through a network that fails.
 
-It counts what they tell; an inspector counts what the network charged, and what differs. Nothing
-ever should.
+It counts what they report; an inspector counts what the network charged and all differences, of
+which there should be none.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ class Shop:
     network_url: str
 
 
-def generated_key(database: Database) -> str:
-    """A new key of the crowd's own account: what it buys is not among the checkout page's orders.
-    The account stays the same, so that what is in the journals goes on under it.
+def rotate_crowd_key(database: Database) -> str:
+    """Return a new API key of the crowd's own account.
+
+    So its purchases are not among the checkout page's orders. The account stays the same over
+    restarts, so that the purchases in the journals continue under it.
     """
     accounts = Accounts(database)
     try:
@@ -56,7 +58,7 @@ class Crowd:
     """Call `tick` a few times per second, from the main thread."""
 
     def __init__(self, shop: Shop, folder: Path, database: Database) -> None:
-        # Asked once: whoever starts a network that is down must not wait for it here.
+        # No retries: the main loop, which restarts a crashed network, must not wait for it.
         self._network = Network(shop.network_url, retries=Retries(attempts_max=1))
         self._shoppers = [_ShopperProcess(number, folder, shop) for number in range(SHOPPERS)]
         self._inspector = Inspector(shop.network_url, database)
@@ -67,7 +69,7 @@ class Crowd:
         self._leave_by = float("inf")
 
     def tick(self) -> None:
-        """Count what was told, and let happen what is due."""
+        """Count what shoppers reported, and cause what is due."""
         for shopper in self._shoppers:
             self._read_output(shopper)
             shopper.start_if_ended()
@@ -76,7 +78,7 @@ class Crowd:
 
     @property
     def line(self) -> str:
-        """How it stands, in a line: what matters first, in case there is no room for all."""
+        """The status in a line, most important first, in case it is cut."""
         counts = self._counts
         return (
             f"differences {self.differences} · purchases {counts['purchases']}"
@@ -87,18 +89,18 @@ class Crowd:
 
     @property
     def differences(self) -> int:
-        """What must stay 0: between ledger, network, and what shoppers wanted and were told."""
+        """What must stay 0: differences between ledger, network and the shoppers' purchases."""
         return self._inspector.differences + self._counts["doubles"]
 
     def leave(self) -> None:
-        """Everybody may finish what is in hand, and go."""
+        """Tell all shoppers to finish their purchases and exit."""
         self._leave_by = clock.monotonic() + LEAVE_S_MAX
         for shopper in self._shoppers:
             shopper.leave()
 
     @property
     def is_leaving(self) -> bool:
-        """Whether somebody is still there, or the last look is not over."""
+        """Whether a shopper still runs, or the last inspection."""
         if (
             any(shopper.is_running for shopper in self._shoppers)
             and clock.monotonic() < self._leave_by
@@ -111,7 +113,7 @@ class Crowd:
         return self._inspector.is_alive()
 
     def close(self) -> None:
-        """However it came: nobody stays behind."""
+        """Kill what is left."""
         for shopper in self._shoppers:
             shopper.close()
         self._inspector.finish()
@@ -124,7 +126,7 @@ class Crowd:
             elif word.startswith(PAID):
                 self._inspector.add_acknowledged(word.removeprefix(PAID))
 
-    # ------------------------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------------------------ faults
 
     def _kill(self) -> None:
         pick(*self._shoppers).kill()
@@ -144,7 +146,7 @@ class Crowd:
 
 
 class _ShopperProcess:
-    """A place in the crowd: whoever dies in it is followed by another one with the same journal."""
+    """A shopper process. After it dies, the next one continues with the same journal."""
 
     def __init__(self, number: int, folder: Path, shop: Shop) -> None:
         self._name = f"shopper {number}"
@@ -161,7 +163,7 @@ class _ShopperProcess:
         return self._child is not None and self._child.exit_status is None
 
     def start_if_ended(self) -> None:
-        """Let somebody sit here."""
+        """Start a process unless one runs."""
         if self.is_running:
             return
         with open(self._log, "ab") as log:
@@ -174,7 +176,7 @@ class _ShopperProcess:
             )
 
     def read(self) -> list[str]:
-        """What was told since; words are written whole."""
+        """Return the words reported since the last call."""
         try:
             return os.read(self._read, READ_BYTES).decode(errors="replace").split()
         except BlockingIOError:

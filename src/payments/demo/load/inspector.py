@@ -1,7 +1,7 @@
-"""The inspector: looks over the crowd's shoulder, and finds what must not be.
+"""The inspector: checks in a thread that the crowd was charged correctly.
 
-In a thread of its own it counts what the network charged, and compares it with the ledger, with
-what the shoppers were told, and with what they wanted.
+It counts what the network charged and compares that with the ledger, with what the shoppers were
+told, and with what they wanted.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from payments.storage.tables import charges
 COUNT_EVERY_S = 1.0
 INSPECT_EVERY_S = 5.0
 INSPECT_SHARE = 0.1
-"""Books grow: comparing them must not become the work of the machine."""
+"""Books grow: comparing them must not take more of the time than this."""
 LAST_LOOK_S_MAX = 30.0
 
 
 class Inspector(threading.Thread):
-    """Its numbers may be read at any time."""
+    """Its numbers may be read at any time, from any thread."""
 
     def __init__(self, network_url: str, database: Database) -> None:
         super().__init__(name="inspector", daemon=True)
-        # Asked once: whoever starts a network that is down must not wait for it here.
+        # No retries: the network may be down until the supervisor restarts it.
         self._network = Network(network_url, retries=Retries(attempts_max=1))
         self._database = database
         self._acknowledged: set[str] = set()
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
         self._last = threading.Event()
         self.charges = 0
         """Cards that were charged, as the network counts them."""
         self.differences = 0
-        """As of the last look."""
+        """As of the last inspection."""
         self.lost = 0
-        """Charges that somebody was told of, and the network never heard of."""
+        """Charges that a shopper was told of but the network does not have."""
 
     def add_acknowledged(self, charge: str) -> None:
-        """Somebody was told that this was paid."""
-        with self._alone:
+        """Note that a shopper was told that this charge succeeded."""
+        with self._lock:
             self._acknowledged.add(charge)
 
     def finish(self) -> None:
-        """Take a last look at everything, and end."""
+        """Inspect everything once more, then end."""
         self._last.set()
 
     def run(self) -> None:
@@ -71,12 +71,12 @@ class Inspector(threading.Thread):
         try:
             self.charges = self._network.tally().captures
         except NetworkDown:
-            return False  # it is being started again
+            return False  # it is being restarted
         return True
 
     def _inspect(self) -> bool:
-        """Compare everything; False if the network was not there to ask."""
-        with self._alone:
+        """Compare everything; False if the network is down."""
+        with self._lock:
             acknowledged, self._acknowledged = self._acknowledged, set()
         taken: set[str] = set()
 
@@ -89,7 +89,7 @@ class Inspector(threading.Thread):
         try:
             report = reconcile(self._database, lines)
         except NetworkDown:
-            with self._alone:
+            with self._lock:
                 self._acknowledged |= acknowledged
             return False
         self.lost += len(acknowledged - taken)
@@ -98,7 +98,7 @@ class Inspector(threading.Thread):
 
 
 def _charged_twice(database: Database) -> int:
-    """Purchases that were charged more than once."""
+    """Count purchases that were charged more than once."""
     columns = charges.c
     often = (
         sa.select(columns.description)

@@ -1,10 +1,10 @@
 """A shopper: a process full of customers who misbehave, as people and networks do.
 
-They click twice, hang up in the middle, lose patience, send the same again, and are killed. Each
-purchase has one key, kept in a journal before anything is sent; whoever comes back after a kill
-finds there what was begun, and asks again with the same key.
+They click twice, hang up in the middle, lose patience, repeat requests, and are killed. Each
+purchase has one key, stored in a journal before anything is sent; after a kill the next process
+finds unfinished purchases there and retries them with the same key.
 
-What happens is told on standard output, a word per event, for the crowd to count.
+It reports events on standard output, one word each, for the crowd to count.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ REFUSALS = range(400, 500)
 BUSINESS = 402  # a declined card is an answer, not a refusal
 
 WORDS = ("purchases", "clicks", "requests", "replays", "refused", "doubles")
-"""What can be told. `doubles`: one purchase was answered with two charges, which never happens."""
+"""What can be reported. `doubles`: one purchase got two charges, which must never happen."""
 PAID = "paid:"
-"""Before the id of a charge: somebody was told that it was paid."""
+"""Before the id of a charge that was reported as paid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """Something that somebody wants, once."""
+    """Something a customer wants, once."""
 
     name: str
     amount: int
@@ -64,12 +64,12 @@ class Purchase:
 
 
 def pick(*among: Any) -> Any:
-    """One of them, by lot."""
+    """Return one of them at random."""
     return among[int(ids.jitter() * len(among))]
 
 
 class Shopper:
-    """Buys until told to stop."""
+    """Buys until stopped."""
 
     def __init__(
         self, url: str, api_key: str, journal: Journal, say: Callable[[str], None]
@@ -93,7 +93,7 @@ class Shopper:
         self.stopping = threading.Event()
 
     def run(self) -> None:
-        """Shop in several threads, and finish what an earlier life began, until told to stop."""
+        """Shop in several threads, and finish what an earlier process began, until stopped."""
         begun = self._journal.unsettled()
         threads = [threading.Thread(target=self._shop) for _ in range(THREADS)]
         threads.append(threading.Thread(target=self._resume, args=(begun,)))
@@ -116,14 +116,14 @@ class Shopper:
             purchase = Purchase(f"purchase {ids.random_letters(12)}", amount, source)
             key = self._journal.key(purchase.name, note=json.dumps(asdict(purchase)))
             self._say("purchases")
-            pick(*MANNERS)(self, purchase, key)
+            pick(*PAYING)(self, purchase, key)
             if not self._settle(purchase, key):
                 return
 
-    # ----------------------------------------------------------------- the way it should be done
+    # ----------------------------------------------------------------- the right way
 
     def _settle(self, purchase: Purchase, key: str) -> bool:
-        """Ask, with one key, until there is an answer; False if told to stop before."""
+        """Retry with one key until there is a response; False if stopped before."""
         while True:
             try:
                 answer = self._patient.post("/v1/charges", data=purchase.form, key=key)
@@ -132,12 +132,12 @@ class Shopper:
             if answer is not None and answer.status_code in (200, BUSINESS):
                 break
             if self.stopping.wait(1.0):
-                return False  # the journal keeps it
+                return False  # it stays in the journal
         self._journal.settle(purchase.name)
         if answer.status_code == 200:
             charge = answer.json()["id"]
             self._say(f"{PAID}{charge}")
-            pick(*AFTERWARDS)(self, purchase, key, charge)
+            pick(*AFTER_PAYING)(self, purchase, key, charge)
         return True
 
     def _count_attempt(self, event: Any) -> None:
@@ -148,34 +148,34 @@ class Shopper:
             elif event.status in REFUSALS and event.status != BUSINESS:
                 self._say("refused")
 
-    # ------------------------------------------------------------------------- the ways it is done
+    # ------------------------------------------------------------------------- other ways
 
-    def _politely(self, purchase: Purchase, key: str) -> None:
+    def _click_once(self, purchase: Purchase, key: str) -> None:
         self._say("clicks")
 
-    def _twice_at_once(self, purchase: Purchase, key: str, times: int = 2) -> None:
+    def _click_twice(self, purchase: Purchase, key: str, times: int = 2) -> None:
         clicks = [self._friends.submit(self._click, purchase, key) for _ in range(times)]
         charged = {click.result() for click in clicks} - {None}
         if len(charged) > 1:
             self._say("doubles")
 
-    def _in_a_crowd(self, purchase: Purchase, key: str) -> None:
-        self._twice_at_once(purchase, key, times=5)
+    def _click_often(self, purchase: Purchase, key: str) -> None:
+        self._click_twice(purchase, key, times=5)
 
-    def _without_patience(self, purchase: Purchase, key: str) -> None:
+    def _time_out(self, purchase: Purchase, key: str) -> None:
         for _ in range(3):
             self._click(purchase, key, timeout_s=PATIENCE_S)
 
-    def _hanging_up(self, purchase: Purchase, key: str) -> None:
-        """All is sent, and nobody waits for the answer."""
+    def _hang_up(self, purchase: Purchase, key: str) -> None:
+        """Send everything and do not wait for the response."""
         self._send_raw(purchase, key, part=1.0)
 
-    def _cut_short(self, purchase: Purchase, key: str) -> None:
-        """The line breaks in the middle of the request."""
+    def _break_off(self, purchase: Purchase, key: str) -> None:
+        """Break the connection in the middle of the request."""
         self._send_raw(purchase, key, part=ids.jitter())
 
     def _click(self, purchase: Purchase, key: str, timeout_s: float = TIMEOUT_S) -> str | None:
-        """One press of the button; the id of the charge that it is answered with, if any."""
+        """Press the button once; return the id of the charge in the response, if any."""
         self._say("clicks")
         self._say("requests")
         headers = {"Idempotency-Key": key}
@@ -208,24 +208,24 @@ class Shopper:
         with contextlib.suppress(OSError), socket.create_connection(where, TIMEOUT_S) as line:
             line.sendall(request[: max(1, int(len(request) * part))])
 
-    # ------------------------------------------------------------------------ after it was paid for
+    # ------------------------------------------------------------------------ after the payment
 
-    def _content(self, purchase: Purchase, key: str, charge: str) -> None:
-        """Nothing more."""
+    def _do_nothing(self, purchase: Purchase, key: str, charge: str) -> None:
+        """Do nothing more."""
 
-    def _again(self, purchase: Purchase, key: str, charge: str) -> None:
-        """Back to the page, and Pay once more."""
+    def _pay_again(self, purchase: Purchase, key: str, charge: str) -> None:
+        """Go back to the page and pay again."""
         if self._click(purchase, key) not in (charge, None):
             self._say("doubles")
 
-    def _otherwise(self, purchase: Purchase, key: str, charge: str) -> None:
-        """Another amount under the same key: it must be refused."""
+    def _change_amount(self, purchase: Purchase, key: str, charge: str) -> None:
+        """Send another amount with the same key, which must be refused."""
         changed = Purchase(purchase.name, purchase.amount + 1, purchase.source)
         if self._click(changed, key) is not None:
             self._say("doubles")
 
-    def _money_back(self, purchase: Purchase, key: str, charge: str) -> None:
-        """Two people ask for the whole refund at once: one of them gets it."""
+    def _refund_twice(self, purchase: Purchase, key: str, charge: str) -> None:
+        """Ask for the whole refund twice at once: one request gets it."""
         asks = [self._friends.submit(self._refund, charge) for _ in range(2)]
         if sum(ask.result() for ask in asks) > 1:
             self._say("doubles")
@@ -238,36 +238,36 @@ class Shopper:
         return bool(answer.status_code == 200)
 
 
-MANNERS = (
-    Shopper._politely,
-    Shopper._twice_at_once,
-    Shopper._in_a_crowd,
-    Shopper._without_patience,
-    Shopper._hanging_up,
-    Shopper._cut_short,
+PAYING = (
+    Shopper._click_once,
+    Shopper._click_twice,
+    Shopper._click_often,
+    Shopper._time_out,
+    Shopper._hang_up,
+    Shopper._break_off,
 )
-AFTERWARDS = (
-    Shopper._content,
-    Shopper._content,
-    Shopper._again,
-    Shopper._otherwise,
-    Shopper._money_back,
+AFTER_PAYING = (
+    Shopper._do_nothing,
+    Shopper._do_nothing,
+    Shopper._pay_again,
+    Shopper._change_amount,
+    Shopper._refund_twice,
 )
 
 
 def main(argv: list[str] | None = None) -> int:
     """`python -m payments.demo.load.shopper --url … --journal FILE`, with $SHOPPER_KEY set."""
-    logging.disable(logging.WARNING)  # retries are what this is about
+    logging.disable(logging.WARNING)  # retries are expected here
     parser = argparse.ArgumentParser(description="A process full of impatient customers.")
     parser.add_argument("--url", required=True)
     parser.add_argument("--journal", required=True)
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
     def say(word: str) -> None:
-        os.write(sys.stdout.fileno(), f"{word}\n".encode())  # whole, whoever else writes
+        os.write(sys.stdout.fileno(), f"{word}\n".encode())  # atomic, whatever other threads write
 
-    journal = Journal(said.journal)
-    shopper = Shopper(said.url, os.environ["SHOPPER_KEY"], journal, say)
+    journal = Journal(args.journal)
+    shopper = Shopper(args.url, os.environ["SHOPPER_KEY"], journal, say)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: shopper.stopping.set())
     shopper.run()

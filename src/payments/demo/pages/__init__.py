@@ -1,8 +1,8 @@
 """Pages: a checkout to break, and an explainer that plays recordings. No build step.
 
-/            the checkout page, where the server runs for somebody who tries it out
+/            the checkout page, on a server with the demo
 /explain     the explainer
-/pages/…     what they are made of
+/pages/…     their files
 /oncekey.js  oncekey's client for browsers
 """
 
@@ -40,7 +40,7 @@ SAFE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file, as it is sent."""
+    """A file, as it is sent."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -50,7 +50,7 @@ def add(api: FastAPI, settings: Settings) -> None:
     """Add the pages to an application."""
 
     def checkout(request: Request) -> Response:
-        # It pays with the key that works on this machine only, so it is of no use elsewhere.
+        # It pays with the key that works on this machine only, so it is useless elsewhere.
         if settings.shows_demo and is_local(request.scope):
             return _respond(request, file_of("checkout.html"))
         return RedirectResponse("/explain")
@@ -74,13 +74,13 @@ def add(api: FastAPI, settings: Settings) -> None:
 
 @functools.cache
 def names() -> frozenset[str]:
-    """The files that are for everybody."""
+    """List the public files."""
     return frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
 
 
 @functools.cache
 def file_of(name: str) -> File:
-    """Read once: what is served does not change while it is served."""
+    """Read a file, once per process."""
     path = FOLDER / name
     body = path.read_bytes()
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'

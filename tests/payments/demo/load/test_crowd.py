@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from payments.access.accounts import LOCAL, Accounts, digest
-from payments.demo.load.crowd import CROWD, generated_key
+from payments.demo.load.crowd import CROWD, rotate_crowd_key
 from payments.money import reconcile
 from tests.payments.api_client import Api
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
@@ -57,7 +57,7 @@ def test_a_crowd_that_misbehaves_is_charged_once_for_everything(tmp_path: Path) 
 def test_the_crowd_has_an_account_of_its_own_and_keeps_it(api: Api) -> None:
     """What its journals hold goes on under it; the next start gives it a new key."""
     accounts = Accounts(api.database)
-    keys = [accounts.find_key(digest(generated_key(api.database))) for _ in range(2)]
+    keys = [accounts.find_key(digest(rotate_crowd_key(api.database))) for _ in range(2)]
     assert [key.account for key in keys if key] == [CROWD, CROWD]
     assert CROWD.tenant != LOCAL.tenant
     [listed] = [each for each in accounts.all() if each.id == CROWD.id]
