@@ -382,7 +382,7 @@ def test_what_cannot_be_kept_is_not_sent(context: BrowserContext, site: Site) ->
       document.querySelector("#says").textContent = `${refused.kind}: ${refused.message}`;
     }""")
 
-    assert page.inner_text("#says").startswith("no-storage: The key cannot be kept")
+    assert page.inner_text("#says").startswith("no-storage: The key cannot be stored")
     assert site.keys == []
 
 
@@ -397,8 +397,8 @@ def test_storage_that_never_answers_sends_nothing(context: BrowserContext, site:
         .catch((error) => `${error.kind}: ${error.message}`);
     }""")
 
-    assert said.startswith("no-storage: The key cannot be kept, so nothing was sent")
-    assert "gave no answer within 0.05 s" in said
+    assert said.startswith("no-storage: The key cannot be stored, so nothing was sent")
+    assert "did not answer within 0.05 s" in said
     assert site.keys == []
 
 
@@ -439,7 +439,7 @@ def test_a_disk_without_room_sends_nothing(context: BrowserContext, site: Site) 
     devtools.send("Storage.overrideQuotaForOrigin", {"origin": site.url, "quotaSize": 1})
     press(page)
 
-    page.get_by_text("cannot be kept, so nothing was sent: QuotaExceededError").wait_for()
+    page.get_by_text("cannot be stored, so nothing was sent: QuotaExceededError").wait_for()
     assert site.keys == []
 
 

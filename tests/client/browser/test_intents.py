@@ -171,7 +171,7 @@ def test_nobody_is_told_to_send_again_what_is_forgotten(node: Node) -> None:
     [ending] = seen["endings"]
     assert (ending["kind"], ending["attempts"]) == ("no-answer", 1)
     assert "To retry" not in ending["message"]
-    assert ending["message"].endswith("Find out there whether it was done.")
+    assert ending["message"].endswith("Check at the server whether it was carried out.")
 
 
 def test_names_are_intents_and_no_name_is_a_new_one(node: Node) -> None:
@@ -432,7 +432,7 @@ def test_storage_that_never_answers_is_given_up_and_nothing_is_sent(node: Node) 
     first, second = seen["endings"]
     assert first["kind"] == "no-storage"
     assert "nothing was sent" in first["message"]
-    assert "gave no answer within 10 s" in first["message"]
+    assert "did not answer within 10 s" in first["message"]
     assert second["status"] == 201
     assert seen["time"] == 10
     assert len(seen["attempts"]) == 1
@@ -448,7 +448,7 @@ def test_storage_that_is_stuck_after_the_answer_does_not_hide_it(node: Node) -> 
 
 
 def test_no_time_at_all_is_no_time(node: Node) -> None:
-    with pytest.raises(AssertionError, match="shelfS is 0: give a number, more than 0"):
+    with pytest.raises(AssertionError, match="shelfS is 0: give a number greater than 0"):
         told(node, [PAY], options={"shelfS": 0})
 
 
@@ -457,5 +457,5 @@ def test_no_time_at_all_is_no_time(node: Node) -> None:
 )
 def test_times_are_numbers(node: Node, options: dict[str, Any]) -> None:
     """Seconds that are text would be written behind the time, not added to it."""
-    with pytest.raises(AssertionError, match=r'S is "\d+": give a number, more than 0'):
+    with pytest.raises(AssertionError, match=r'S is "\d+": give a number greater than 0'):
         told(node, [PAY], options=options)

@@ -1,7 +1,7 @@
-"""The client for browsers: one ES module, to be served as it is.
+"""The browser client: one ES module that you serve as it is.
 
-It comes with the package, so that a page and its server are of one release. Any framework can serve
-it, from the folder of `path()` or from the bytes of `module()`:
+It ships with the package, so that a page and its server have the same release. Any framework can
+serve it, from the file at `path()` or from the bytes of `module()`:
 
     @app.get("/oncekey.js")
     def oncekey_js(request: Request) -> Response:
@@ -26,23 +26,23 @@ __all__ = ["Module", "module", "path"]
 
 @value
 class Module:
-    """The file, and what to say about it."""
+    """The file, and the headers to serve it with."""
 
     body: bytes
     etag: str
-    """Changes when the file does, in quotes, as it stands in a header."""
+    """Changes when the file does; quoted, as in the header."""
     headers: Mapping[str, str]
-    """Content-Type, ETag, and that browsers may keep it but have to ask."""
+    """Content-Type, ETag, and a Cache-Control that makes browsers revalidate."""
 
 
 def path() -> Path:
-    """Where the module is, for those who serve files."""
+    """Return the path of the module, to serve it as a file."""
     return Path(__file__).with_name("oncekey.js")
 
 
 @functools.cache
 def module() -> Module:
-    """The module, for those who serve bytes. Read once."""
+    """Return the module's bytes and headers. Reads the file once."""
     body = path().read_bytes()
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {

@@ -1,5 +1,5 @@
 /**
- * oncekey for browsers: a `fetch` whose requests may be sent again, and happen once.
+ * oncekey for browsers: a `fetch` whose requests are retried and take effect once.
  *
  *     import { Client, outcomeOf } from "./oncekey.js";
  *
@@ -11,29 +11,28 @@
  *     });
  *     outcomeOf(answer).replayed;
  *
- * One key per intent. It is kept where a reload finds it before the first byte leaves, and every retry
- * and every tab sends the same one. An intent that was answered 2xx stays settled under its name: the
- * same request gets that answer again, and nothing is sent, until `begin` begins it anew or the server
- * forgets the key. The rules of retrying are those of `oncekey.client` in Python, and one test holds
- * both to them.
+ * One key per intent. The key is stored before the first byte is sent, so a reload finds it, and every
+ * retry and every tab sends the same one. An intent with a 2xx response stays settled under its name:
+ * the same request gets that response again without being sent, until `begin` starts it anew or the
+ * server forgets the key. The retry rules are those of `oncekey.client` in Python; one test checks both.
  *
- * No dependencies, no build step. Time, chance and the network are given to it (`world`), so that a
+ * No dependencies, no build step. Clock, randomness and network are parameters (`world`), so that a
  * test can drive it through hours in a moment.
  *
  * @module oncekey
  */
 
-// ------------------------------------------------------------------------------------ what it is told
+// ------------------------------------------------------------------------------------ options
 
 /**
- * How long one request is tried.
+ * How long and how often one request is retried.
  *
  * @typedef {object} Retries
  * @property {number} attemptsMax
- * @property {number} budgetS For all attempts, the pauses between them, and being offline. No attempt
- *   begins after it, and one under way is given no more time than is left.
- * @property {number} attemptS What one attempt may take: `fetch` itself would wait for ever.
- * @property {number} backoffS The bound of the first pause; it doubles up to `backoffSMax`.
+ * @property {number} budgetS The time for all attempts, pauses and being offline together. No attempt
+ *   starts after it, and a running one gets no more time than is left.
+ * @property {number} attemptS The timeout of one attempt: `fetch` itself would wait forever.
+ * @property {number} backoffS The upper bound of the first pause; it doubles up to `backoffSMax`.
  * @property {number} backoffSMax
  */
 
@@ -47,10 +46,10 @@ export const RETRIES = Object.freeze({
 });
 
 /**
- * How many retries one host gets from this page: one sick server, many requests, no storm.
+ * How many retries one host gets from this page, so that many requests do not overload a failing server.
  *
  * @typedef {object} RetryBudget
- * @property {number} tokensMax How many retries may follow each other at once.
+ * @property {number} tokensMax How many retries may happen in a burst.
  * @property {number} tokensPerRequest
  * @property {number} tokensPerS
  */
@@ -63,69 +62,69 @@ export const RETRY_BUDGET = Object.freeze({ tokensMax: 20, tokensPerRequest: 0.2
  *
  * @typedef {object} Options
  * @property {Profile} [profile] How the server words its refusals.
- * @property {string} [header] Where the key travels: `Idempotency-Key`.
- * @property {string} [account] Whose intents these are. Those of others are neither seen nor touched.
+ * @property {string} [header] The header with the key; default `Idempotency-Key`.
+ * @property {string} [account] The account that owns the intents. Those of other accounts are invisible.
  * @property {Partial<Retries>} [retries]
  * @property {Partial<RetryBudget>} [budget]
- * @property {number} [retentionS] How long the server remembers keys, until it says so itself.
- * @property {number} [answerBytesMax] Longer answers are handed over unread.
+ * @property {number} [retentionS] How long the server remembers keys, until it states that itself.
+ * @property {number} [answerBytesMax] Longer responses are returned unread.
  * @property {(event: Attempted) => void} [onAttempt] Called before and after every attempt.
- * @property {Shelf} [shelf] Where intents are kept.
- * @property {number} [shelfS] How long it may take to answer.
+ * @property {Shelf} [shelf] The storage for intents.
+ * @property {number} [shelfS] The timeout of that storage.
  * @property {Partial<World>} [world]
  */
 
 /**
- * @typedef {object} Ours
- * @property {string} [intent] What this request is for, as in "cart-7/order". Its key is kept under this
- *   name, and so is the answer that ends it.
- * @property {string} [note] Kept beside the key, for whoever resumes it after a reload. No secrets.
- * @property {string} [key] A key of the caller's own. It is not kept.
+ * @typedef {object} OncekeyInit
+ * @property {string} [intent] What this request is for, such as "cart-7/order". Its key and its final
+ *   response are stored under this name.
+ * @property {string} [note] Stored beside the key, to resume it after a reload. No secrets.
+ * @property {string} [key] Your own key. It is not stored.
  * @property {boolean} [settle] False: keep the key until `client.settle(intent)`.
  *
- * @typedef {RequestInit & Ours} Init
+ * @typedef {RequestInit & OncekeyInit} Init
  */
 
-// ------------------------------------------------------------------------------------ what it tells
+// ------------------------------------------------------------------------------------ results
 
 /**
- * What there is to know about a delivered request, beside its answer.
+ * The delivery of a request: its key, attempts and result.
  *
  * @typedef {object} Outcome
  * @property {string} key
  * @property {number} attempts
- * @property {boolean} replayed The answer is a kept one: an earlier attempt had arrived after all.
- * @property {string | null} expires Until when the server remembers the key, as it says.
- * @property {string | null} gaveUp Why there was no further attempt, where one would have been in order.
- * @property {boolean} settled Its intent is done with.
- * @property {boolean} remembered Nothing was sent: the answer is the one that settled this intent.
- * @property {boolean} withoutBody It is remembered without its body, which was too long to be kept.
+ * @property {boolean} replayed This is a stored response: an earlier attempt had arrived after all.
+ * @property {string | null} expires Until when the server says it remembers the key.
+ * @property {string | null} gaveUp Why there was no further attempt, if one would have been appropriate.
+ * @property {boolean} settled The intent is done.
+ * @property {boolean} remembered Nothing was sent: this is the response that settled the intent.
+ * @property {boolean} withoutBody It is remembered without its body, which was too long to store.
  */
 
 /**
  * @typedef {object} Attempted
  * @property {"offline" | "sending" | "answered"} what
- * @property {string} operation The method and the host: paths and queries may name people.
+ * @property {string} operation The method and the host; paths and queries may contain personal data.
  * @property {string | undefined} intent
  * @property {string} key
  * @property {number} attempt Counted from 1.
- * @property {number} [status] Absent where no whole answer came.
+ * @property {number} [status] Absent without a complete response.
  * @property {string} [error] The kind of network error.
  * @property {number} [seconds]
  * @property {boolean} [replayed]
  * @property {boolean} [mismatch]
- * @property {number | null} [retryInS] Null where this was the last attempt.
+ * @property {number | null} [retryInS] Null after the last attempt.
  * @property {string | null} [gaveUp]
  */
 
 /**
- * Something that was begun and is not settled.
+ * An intent that was begun and is not settled.
  *
  * @typedef {object} Intent
  * @property {string} name
  * @property {string} key
  * @property {number} begun Seconds since 1970.
- * @property {number} until How long its key may be sent.
+ * @property {number} until Until when its key may be sent.
  * @property {string} origin
  * @property {string} note
  */
@@ -134,7 +133,7 @@ export const RETRY_BUDGET = Object.freeze({ tokensMax: 20, tokensPerRequest: 0.2
 const outcomes = new WeakMap();
 
 /**
- * What is known of an answer that a `Client` gave.
+ * Return the `Outcome` of a response from a `Client`.
  *
  * @param {Response} answer
  * @returns {Outcome | undefined}
@@ -144,8 +143,8 @@ export function outcomeOf(answer) {
 }
 
 /**
- * All that can go wrong here and is not `fetch`'s own; `kind` is the stable name. `sent` is false if
- * nothing left this page in this call. The message holds a short hash of the key; `key` is the key.
+ * Every error that is not `fetch`'s own; `kind` is its stable name. `sent` is false if this call sent
+ * nothing. The message contains a short hash of the key; `key` is the key.
  */
 export class OncekeyError extends Error {
   /**
@@ -162,7 +161,7 @@ export class OncekeyError extends Error {
     this.fields = fields;
     /** @type {string | undefined} */
     this.key = key;
-    // Whoever reports errors lists their own properties.
+    // Error reporters list an error's own enumerable properties.
     Object.defineProperty(this, "key", { enumerable: false });
   }
 }
@@ -171,10 +170,10 @@ export class OncekeyError extends Error {
 
 const METHODS = new Set(["POST", "PUT", "PATCH", "DELETE"]);
 const KEY = /^[\x21-\x7e]{1,255}$/;
-/** This machine itself, which needs no network to be reached. */
-const HERE = /^(?:(?:.+\.)?localhost|127(?:\.\d+){3}|\[::1\])(?::\d+)?$/;
+/** This machine itself, which is reachable without a network. */
+const LOOPBACK_HOST = /^(?:(?:.+\.)?localhost|127(?:\.\d+){3}|\[::1\])(?::\d+)?$/;
 const ACCOUNT_CHARS_MAX = 512;
-const OVER = "the time for all attempts is over";
+const OUT_OF_TIME = "the time for all attempts is over";
 const FORGOTTEN = "the server has forgotten its key by now: a retry could do it twice";
 
 /**
@@ -184,22 +183,22 @@ const FORGOTTEN = "the server has forgotten its key by now: a retry could do it 
  * @property {string} key
  * @property {number} until When the server forgets the key.
  * @property {string | undefined} intent
- * @property {boolean} isNew Nothing was sent under its key before.
- * @property {(signal: AbortSignal) => Request} request A fresh copy: a request is sent only once.
- * @property {string | null} once Why it must not be sent twice.
+ * @property {boolean} isNew Nothing was sent with its key before.
+ * @property {(signal: AbortSignal) => Request} request Makes a copy, as a request can be sent only once.
+ * @property {string | null} once Why it must not be sent twice, if so.
  *
- * @typedef {object} Asked What tells a request from others.
- * @property {string | null} print Null for a stream: nobody can look inside.
- * @property {string} by Whose request it is, as far as its credentials tell.
+ * @typedef {object} RequestIdentity Distinguishes requests.
+ * @property {string | null} print Its fingerprint; null for a stream, which cannot be inspected.
+ * @property {string} by A digest of its credentials.
  *
- * @typedef {object} Ended
+ * @typedef {object} DeliveryResult
  * @property {Answer} answer
  * @property {number} attempts
  * @property {Verdict} verdict
  * @property {string | null} gaveUp
  */
 
-/** Sends requests under one set of rules. One per page is enough. */
+/** Sends requests with keys and retries. One per page is enough. */
 export class Client {
   #header;
   #profile;
@@ -208,7 +207,7 @@ export class Client {
   #onAttempt;
   #world;
   #buckets;
-  #reuse = new Reuse();
+  #sentRequests = new SentRequests();
   #account;
   #intents;
 
@@ -222,25 +221,24 @@ export class Client {
     this.#onAttempt = options.onAttempt;
     this.#buckets = new Buckets({ ...RETRY_BUDGET, ...options.budget });
     const { shelf, shelfS = 10, retentionS = 24 * 3600 } = options;
-    this.#account = "account" in options ? checkedAccount(options.account) : "";
+    this.#account = "account" in options ? encodeAccount(options.account) : "";
     this.#intents = new Intents(shelf, shelfS, retentionS, this.#account, this.#world);
     for (const [name, value] of Object.entries({ shelfS, retentionS, ...this.#retries })) {
       if (typeof value === "number" && value > 0) continue;
-      throw new TypeError(`${name} is ${JSON.stringify(value)}: give a number, more than 0`);
+      throw new TypeError(`${name} is ${JSON.stringify(value)}: give a number greater than 0`);
     }
   }
 
   /**
-   * As the browser's own `fetch`, for requests that may be sent again.
+   * Like the browser's own `fetch`, with a key and retries.
    *
-   * The answer is whole when it is given. What changes nothing is sent as it is. An intent that is
-   * settled gives its answer again, and nothing is sent (`outcomeOf(answer).remembered`): status,
+   * The response is complete when it is returned. Requests that change nothing are sent unchanged. A
+   * settled intent returns its response again without sending (`outcomeOf(answer).remembered`): status,
    * Content-Type and a body of up to 64 KiB.
    *
-   * Throws an `OncekeyError`: "mismatch" where the key belongs to another request, "settled" where the
-   * name does, "too-old" where the server has forgotten the key, "no-answer" where the attempts are
-   * used up without one, "no-storage" where the key cannot be kept (nothing was sent). Throws the
-   * signal's reason when aborted.
+   * Throws an `OncekeyError`: "mismatch" if the key belongs to another request, "settled" if the intent
+   * does, "too-old" if the server has forgotten the key, "no-answer" if all attempts got no response,
+   * "no-storage" if the key cannot be stored (nothing was sent). Throws the signal's reason when aborted.
    *
    * @param {RequestInfo | URL} input
    * @param {Init} [init]
@@ -249,64 +247,64 @@ export class Client {
   async fetch(input, { intent, note = "", key, settle = true, ...init } = {}) {
     const signal = init.signal ?? (input instanceof Request ? input.signal : undefined);
     const request = new Request(input, { ...init, signal: null });
-    // `fetch` itself leaves "patch" as it is, and servers may take it for PATCH.
+    // `fetch` itself does not normalize "patch", and servers may take it for PATCH.
     if (!METHODS.has(request.method.toUpperCase())) return this.#world.fetch(new Request(request, { signal }));
     const given = request.headers.get(this.#header) ?? undefined;
     if ([intent, key, given].filter((each) => each !== undefined).length > 1) {
-      throw new TypeError("give a request its key or its intent, not both");
+      throw new TypeError("give a request a key or an intent, not both");
     }
     if (request.mode === "no-cors") {
-      throw new TypeError("mode no-cors sends no key and shows no answer: use cors");
+      throw new TypeError("mode no-cors sends no key and hides the response: use cors");
     }
     signal?.throwIfAborted();
     const origin = new URL(request.url).origin;
-    const brought = key ?? given;
-    const mine = brought ?? newKey(this.#world);
-    if (!KEY.test(mine)) throw new TypeError("a key has 1 to 255 visible ASCII characters");
+    const callersKey = key ?? given;
+    const requestKey = callersKey ?? newKey(this.#world);
+    if (!KEY.test(requestKey)) throw new TypeError("a key has 1 to 255 visible ASCII characters");
     const isStream = typeof ReadableStream !== "undefined" && init.body instanceof ReadableStream;
-    // A blob can be sent often, is the same bytes each time (a form's boundary too), and a large one
+    // A blob can be sent repeatedly with the same bytes (including a form's boundary), and a large one
     // need not be in memory.
     const body = isStream ? null : await request.blob();
-    const isNamed = intent !== undefined || brought !== undefined;
+    const isNamed = intent !== undefined || callersKey !== undefined;
     const print = body && isNamed ? await printOf(request, body) : null;
-    const asked = { print, by: this.#by(request) };
-    const begun = await this.#intents.open(intent, mine, origin, note, asked);
+    const asked = { print, by: this.#credentialsOf(request) };
+    const begun = await this.#intents.open(intent, requestKey, origin, note, asked);
     if (begun.answer && begun.settled !== undefined) {
       signal?.throwIfAborted();
-      return toldAgain(begun.key, begun.answer);
+      return rememberedResponse(begun.key, begun.answer);
     }
-    const isNew = brought === undefined && begun.key === mine;
-    const call = this.#prepared(request, body, { ...begun, intent, isNew });
-    if (print !== null) this.#compare(call, origin, print);
+    const isNew = callersKey === undefined && begun.key === requestKey;
+    const call = this.#makeCall(request, body, { ...begun, intent, isNew });
+    if (print !== null) this.#warnOfReuse(call, origin, print);
     const ended = await this.#deliver(call, signal);
     if (intent !== undefined) {
-      await anyway(() => this.#intents.learn(origin, ended.answer));
-      await anyway(async () => {
+      await logErrors(() => this.#intents.learn(origin, ended.answer));
+      await logErrors(async () => {
         const settled = await this.#intents.close(begun, settle, ended, asked);
         ended.verdict = { ...ended.verdict, settled };
       });
     }
-    return this.#given(call, ended);
+    return this.#respond(call, ended);
   }
 
   /**
-   * The next request of this name is a new intent with a new key, whatever became of the last one. Call
-   * it where the user decides to do it again ("Order another one"), never where the request is sent.
+   * Start the intent of this name anew: its next request gets a new key. Call it where the user decides
+   * to do it again ("Order another one"), never where the request is sent.
    *
    * @param {string} intent
-   * @returns {Promise<Intent | null>} What was given up, if it had no final answer: nobody knows whether
-   *   it was carried out.
+   * @returns {Promise<Intent | null>} The previous intent, if it had no final response: whether it was
+   *   carried out is unknown.
    */
   begin(intent) {
     return this.#intents.begin(intent);
   }
 
   /**
-   * The key of an intent, written down: a new one, or the one that it has. For those who have to do
-   * something between that and sending it, as `key`, and settle it themselves.
+   * Return the stored key of an intent: its existing one, or a new one. Use it to do something before
+   * you send the key as `key`, and settle the intent yourself.
    *
    * @param {string} intent
-   * @param {{ note?: string, origin?: string }} [more] `origin`: where it goes.
+   * @param {{ note?: string, origin?: string }} [more] `origin`: its server.
    * @returns {Promise<string>}
    */
   async key(intent, { note = "", origin = globalThis.location?.origin ?? "" } = {}) {
@@ -314,8 +312,8 @@ export class Client {
   }
 
   /**
-   * What this account began, here or in another tab or before a reload, and has no final answer yet;
-   * the oldest first. Send it again under its name.
+   * List this account's intents without a final response, from all tabs and earlier page loads, oldest
+   * first. Send each again under its name.
    *
    * @returns {Promise<Intent[]>}
    */
@@ -324,8 +322,8 @@ export class Client {
   }
 
   /**
-   * This intent is done, or given up. With a final answer that is kept it stays settled under its name;
-   * otherwise the next of this name is a new one, with a new key.
+   * Mark this intent as done or given up. With a stored final response it stays settled under its name;
+   * otherwise the next intent of this name gets a new key.
    *
    * @param {string} intent
    * @param {string} [key] Only if it still has this key.
@@ -335,11 +333,11 @@ export class Client {
   }
 
   /**
-   * The user signs out: forget all answers of this account. Keys without a final answer stay, because
-   * what they were sent with may have been carried out; what comes of them is not kept.
+   * Forget all responses of this account when the user signs out. Keys without a final response stay,
+   * because their requests may have been carried out; their responses will not be stored.
    *
-   * @param {{ everyone?: boolean }} [more] `everyone`: all accounts that use this browser.
-   * @returns {Promise<Intent[]>} What has no final answer yet.
+   * @param {{ everyone?: boolean }} [more] `everyone`: all accounts in this browser.
+   * @returns {Promise<Intent[]>} The intents without a final response.
    */
   signOut({ everyone = false } = {}) {
     return this.#intents.signOut(everyone);
@@ -348,11 +346,11 @@ export class Client {
   // ---------------------------------------------------------------------------------- parts
 
   /**
-   * Whose request this is. Where no account is given, other credentials may be another one's.
+   * Return a digest of a request's credentials. Without an account they may belong to anyone.
    *
    * @param {Request} request
    */
-  #by(request) {
+  #credentialsOf(request) {
     const said = this.#account ? null : request.headers.get("authorization");
     return said === null ? "" : sha256(said);
   }
@@ -363,7 +361,7 @@ export class Client {
    * @param {{ key: string, until: number, intent: string | undefined, isNew: boolean }} begun
    * @returns {Call}
    */
-  #prepared(request, body, { key, until, intent, isNew }) {
+  #makeCall(request, body, { key, until, intent, isNew }) {
     const headers = new Headers(request.headers);
     headers.set(this.#header, key);
     const host = new URL(request.url).host;
@@ -375,61 +373,66 @@ export class Client {
   }
 
   /**
-   * Warn of a key that was sent before with another request: it is the caller's mistake, and a server
-   * that does not compare would hide it.
+   * Warn about a key that was sent before with another request: the caller's mistake, which a server
+   * that does not compare would hide.
    *
    * @param {Call} call
    * @param {string} origin
    * @param {string} print
    */
-  #compare({ key, operation }, origin, print) {
-    if (!this.#reuse.differs(`${origin} ${key}`, print)) return;
+  #warnOfReuse({ key, operation }, origin, print) {
+    if (!this.#sentRequests.isDifferent(`${origin} ${key}`, print)) return;
     console.warn(
       `oncekey: ${operation}: this key was sent before with another request. A server refuses that, ` +
-        "or answers with the outcome of the other one: use one key, or one name, per intent.",
+        "or returns the other request's response: use one key, or one name, per intent.",
     );
   }
 
   /**
-   * Send until the answer is final, or no further attempt is allowed.
+   * Send until the response is final or no further attempt is allowed.
    *
    * @param {Call} call
    * @param {AbortSignal | null | undefined} signal
-   * @returns {Promise<Ended>}
+   * @returns {Promise<DeliveryResult>}
    */
   async #deliver(call, signal) {
     const deadline = this.#world.now() + this.#retries.budgetS;
     this.#buckets.earn(call.host, this.#world.now());
-    /** @type {Ended} */
-    let ended = { answer: { error: new Error(OFFLINE) }, attempts: 0, verdict: AGAIN, gaveUp: OVER };
+    /** @type {DeliveryResult} */
+    let ended = {
+      answer: { error: new Error(OFFLINE) },
+      attempts: 0,
+      verdict: RETRY_LATER,
+      gaveUp: OUT_OF_TIME,
+    };
     for (let attempt = 1; ; attempt += 1) {
-      const isHere = HERE.test(call.host) && !(attempt > 1 && "error" in ended.answer);
+      const isHere = LOOPBACK_HOST.test(call.host) && !(attempt > 1 && "error" in ended.answer);
       if (!isHere && !(await this.#online(call, attempt, deadline, signal))) {
-        return { ...ended, gaveUp: `${OVER}, and this device is offline` };
+        return { ...ended, gaveUp: `${OUT_OF_TIME}, and this device is offline` };
       }
       const sent = this.#world.now();
-      if (sent >= deadline) return { ...ended, gaveUp: OVER };
-      // Clocks stand still while a computer sleeps; its server's do not.
+      if (sent >= deadline) return { ...ended, gaveUp: OUT_OF_TIME };
+      // Monotonic clocks stop while a computer sleeps; the server's clock goes on.
       if (this.#world.wall() >= call.until) return { ...ended, gaveUp: FORGOTTEN };
-      this.#tell(call, { what: "sending", attempt });
-      signal?.throwIfAborted(); // whoever was told may have said no
+      this.#notify(call, { what: "sending", attempt });
+      signal?.throwIfAborted(); // `onAttempt` may have aborted it
       const answer = await this.#attempt(call, deadline - sent, signal);
       signal?.throwIfAborted();
       const now = this.#world.now();
       const first = call.isNew && attempt === 1;
       const verdict = judge(answer, this.#profile, this.#world.wall(), first);
-      const after = this.#after(call, attempt, verdict, now, deadline);
+      const after = this.#nextWait(call, attempt, verdict, now, deadline);
       const gaveUp = typeof after === "string" ? after : null;
       const retryInS = typeof after === "number" ? after : null;
-      ended = { answer, attempts: attempt, verdict: gaveUp ? AGAIN : verdict, gaveUp };
-      this.#tell(call, { ...told(ended), what: "answered", seconds: now - sent, retryInS });
+      ended = { answer, attempts: attempt, verdict: gaveUp ? RETRY_LATER : verdict, gaveUp };
+      this.#notify(call, { ...attemptedEvent(ended), what: "answered", seconds: now - sent, retryInS });
       if (retryInS === null) return ended;
       await this.#world.sleep(retryInS, signal);
     }
   }
 
   /**
-   * One attempt: sent, and read to its end, so that an answer that breaks off is none.
+   * Make one attempt: send, and read the response to its end, to detect a truncated one.
    *
    * @param {Call} call
    * @param {number} leftS
@@ -441,14 +444,14 @@ export class Client {
     const stop = () => cut.abort(signal?.reason);
     signal?.addEventListener("abort", stop, { once: true });
     const done = new AbortController();
-    const late = new DOMException("no whole answer in time", "TimeoutError");
+    const late = new DOMException("no complete response in time", "TimeoutError");
     const timesUp = () => cut.abort(late);
     const slept = this.#world.sleep(Math.min(leftS, this.#retries.attemptS), done.signal);
     slept.then(timesUp, () => undefined);
     try {
       const response = await this.#world.fetch(call.request(cut.signal));
-      const body = await whole(response, this.#answerBytesMax);
-      // What is handed over unread can still be aborted.
+      const body = await readWhole(response, this.#answerBytesMax);
+      // A response that is returned unread can still be aborted.
       if (body !== null) signal?.removeEventListener("abort", stop);
       return { response, body };
     } catch (error) {
@@ -460,7 +463,7 @@ export class Client {
   }
 
   /**
-   * How long to wait for the next attempt, or why there is none; null if there need not be one.
+   * Return how long to wait for the next attempt, why there is none, or null if none is needed.
    *
    * @param {Call} call
    * @param {number} attempt
@@ -469,20 +472,20 @@ export class Client {
    * @param {number} deadline
    * @returns {number | string | null}
    */
-  #after(call, attempt, verdict, now, deadline) {
+  #nextWait(call, attempt, verdict, now, deadline) {
     if (!verdict.again) return null;
     if (call.once) return call.once;
     if (attempt >= this.#retries.attemptsMax) return `${attempt} attempts were made`;
     const leftS = deadline - now;
     const askedS = verdict.retryAfterS ?? 0;
-    if (leftS <= 0) return OVER;
-    // Coming back earlier than told would be rude, and most likely in vain.
+    if (leftS <= 0) return OUT_OF_TIME;
+    // An earlier retry would ignore the server's wish, and most likely fail.
     if (askedS >= leftS) {
       return `the server asks to wait ${askedS} s, longer than is left for all attempts`;
     }
     const { backoffS, backoffSMax } = this.#retries;
     const waitS = askedS + fullJitter(attempt - 1, backoffS, backoffSMax, this.#world.chance());
-    if (waitS >= leftS) return OVER;
+    if (waitS >= leftS) return OUT_OF_TIME;
     if (!this.#buckets.spend(call.host, now)) {
       return "the retry budget of this host is spent: too many requests to it fail";
     }
@@ -490,7 +493,7 @@ export class Client {
   }
 
   /**
-   * Wait until there is a network, for as long as there is time: an attempt that cannot leave is none.
+   * Wait for a network while there is time: sending while offline would waste an attempt.
    *
    * @param {Call} call
    * @param {number} attempt
@@ -500,7 +503,7 @@ export class Client {
    */
   async #online(call, attempt, deadline, signal) {
     if (this.#world.online()) return true;
-    this.#tell(call, { what: "offline", attempt });
+    this.#notify(call, { what: "offline", attempt });
     const done = new AbortController();
     const stop = () => done.abort(signal?.reason);
     signal?.addEventListener("abort", stop, { once: true });
@@ -514,12 +517,12 @@ export class Client {
     }
   }
 
-  /** @param {Call} call @param {Ended} ended @returns {Response} */
-  #given(call, { answer, attempts, verdict, gaveUp }) {
+  /** @param {Call} call @param {DeliveryResult} ended @returns {Response} */
+  #respond(call, { answer, attempts, verdict, gaveUp }) {
     const { key } = call;
     if (verdict.mismatch) {
       const { detail, fields } = verdict.mismatch;
-      throw new OncekeyError("mismatch", hidden(detail, key), { key, attempts, fields });
+      throw new OncekeyError("mismatch", redact(detail, key), { key, attempts, fields });
     }
     if ("error" in answer) {
       const times = attempts === 1 ? "once" : `${attempts} times`;
@@ -531,7 +534,7 @@ export class Client {
           : `: that of the intent ${call.intent}.`;
       const move =
         gaveUp === FORGOTTEN
-          ? "Find out there whether it was done."
+          ? "Check at the server whether it was carried out."
           : `To retry, send the same request with the same key${named}`;
       const message = `${attempts ? sent : unsent}, because ${gaveUp}. ${move}`;
       throw new OncekeyError("no-answer", message, { cause: answer.error, key, attempts });
@@ -539,13 +542,13 @@ export class Client {
     const { headers } = answer.response;
     const expires = headers.get("idempotency-expires");
     const { settled } = verdict;
-    const said = { replayed: replayed(headers), expires, remembered: false, withoutBody: false };
+    const said = { replayed: isReplay(headers), expires, remembered: false, withoutBody: false };
     outcomes.set(answer.response, { key, attempts, ...said, gaveUp, settled });
     return answer.response;
   }
 
   /** @param {Call} call @param {Pick<Attempted, "what" | "attempt"> & Partial<Attempted>} event */
-  #tell({ operation, intent, key }, event) {
+  #notify({ operation, intent, key }, event) {
     try {
       this.#onAttempt?.({ operation, intent, key, ...event });
     } catch (error) {
@@ -555,7 +558,7 @@ export class Client {
 }
 
 /** @param {unknown} account @returns {string} */
-function checkedAccount(account) {
+function encodeAccount(account) {
   if (typeof account === "string" && account && account.length <= ACCOUNT_CHARS_MAX) {
     return encodeURIComponent(account);
   }
@@ -565,23 +568,23 @@ function checkedAccount(account) {
   );
 }
 
-/** @param {Ended} ended @returns {Omit<Attempted, "what" | "operation" | "intent" | "key">} */
-function told({ answer, attempts, verdict, gaveUp }) {
+/** @param {DeliveryResult} ended @returns {Omit<Attempted, "what" | "operation" | "intent" | "key">} */
+function attemptedEvent({ answer, attempts, verdict, gaveUp }) {
   const about =
     "error" in answer
       ? { error: answer.error instanceof Error ? answer.error.name : "Error", replayed: false }
-      : { status: answer.response.status, replayed: replayed(answer.response.headers) };
+      : { status: answer.response.status, replayed: isReplay(answer.response.headers) };
   return { attempt: attempts, ...about, mismatch: verdict.mismatch !== undefined, gaveUp };
 }
 
 /**
- * Read an answer to its end, and leave it readable: null if it is too long or has no end.
+ * Read a response to its end, leaving it readable; null if it is too long or endless.
  *
  * @param {Response} response
  * @param {number} bytesMax
  * @returns {Promise<Uint8Array | null>}
  */
-async function whole(response, bytesMax) {
+async function readWhole(response, bytesMax) {
   const type = response.headers.get("content-type") ?? "";
   if (response.body === null || type.startsWith("text/event-stream")) return null;
   const reader = response.clone().body?.getReader();
@@ -607,70 +610,70 @@ async function whole(response, bytesMax) {
   return body;
 }
 
-// ------------------------------------------------------------------------------------ what answers mean
+// ------------------------------------------------------------------------------------ classify responses
 //
-// As in oncekey/client/_classify.py: what may end differently without anybody changing anything is
-// retried. A server's own word goes before the status; a kept answer is final whatever its status.
+// As in oncekey/client/_classify.py: what may change by itself is retried. What the server says
+// overrides the status; a stored response is final whatever its status.
 
 /**
  * @typedef {{ response: Response, body: Uint8Array | null } | { error: unknown }} Answer
  *
  * @typedef {object} Verdict
- * @property {boolean} again The same request with the same key, later.
+ * @property {boolean} again Send the same request with the same key later.
  * @property {number | null} [retryAfterS]
  * @property {{ detail: string, fields: string[] }} [mismatch] The key belongs to another request.
- * @property {boolean} settled Its intent is done with: a new one may have a new key.
+ * @property {boolean} settled The intent is done: a new one may have a new key.
  */
 
 /** @type {Readonly<Verdict>} */
-const AGAIN = Object.freeze({ again: true, settled: false });
+const RETRY_LATER = Object.freeze({ again: true, settled: false });
 const OFFLINE = "this device is offline";
 const REFUSAL_BYTES_MAX = 65_536;
-const PASSING_STATUSES = new Set([408, 425, 429]);
-const PASSING = new Set([
+const TRANSIENT_STATUSES = new Set([408, 425, 429]);
+const TRANSIENT_KINDS = new Set([
   ...["in-flight", "newer-record", "no-room", "quota-exceeded", "store-unavailable", "unsettled"],
 ]);
-const BEYOND_RETRY = new Set([
+const FINAL_KINDS = new Set([
   ...["outcome-unknown", "answer-not-kept", "stale-answer", "too-old", "key-expired"],
   "transaction-ended",
 ]);
-/** Who asks, and how often, was judged before what is asked: an earlier attempt may have been carried out. */
-const NOT_LET_IN = new Set([401, 403, 407, ...PASSING_STATUSES]);
+/** Checks of login and rate come before the request itself: an earlier attempt may have been carried out. */
+const NOT_ADMITTED = new Set([401, 403, 407, ...TRANSIENT_STATUSES]);
 
 /**
- * What to do now.
+ * Decide what to do after a response, or the lack of one.
  *
  * @param {Answer} answer
  * @param {Profile} profile
  * @param {number} wall Seconds since 1970.
- * @param {boolean} [first] Nothing was sent under this key before.
+ * @param {boolean} [first] Nothing was sent with this key before.
  * @returns {Verdict}
  */
 export function judge(answer, profile, wall, first = true) {
-  if ("error" in answer) return AGAIN;
+  if ("error" in answer) return RETRY_LATER;
   const { status, headers } = answer.response;
   if (status < 400) return { again: false, settled: status >= 200 && !isElsewhere(answer.response) };
   const said = json(answer.body);
   const kind = kindOf(said, status, profile);
   if (kind === "mismatch") return { again: false, settled: false, mismatch: mismatchOf(said) };
   const unknown = headers.get("idempotency-outcome") === "unknown"; // a retry does not run
-  if (unknown || replayed(headers) || !passing(status, headers, said, kind, profile)) {
-    // What was sent before may have been carried out, and this come from what stands before the server:
-    // another release, or a token that has expired. What answered with a redirect may have done it, too.
+  if (unknown || isReplay(headers) || !isTransient(status, headers, said, kind, profile)) {
+    // An earlier send may have been carried out although this response says otherwise: it may come from
+    // another release, a proxy, or an expired token. A server that redirected may have done it, too.
     const isOpen =
-      (status >= 500 && !replayed(headers)) ||
+      (status >= 500 && !isReplay(headers)) ||
       (!first && !isStored(headers)) ||
       isElsewhere(answer.response);
-    const nobodyKnows = unknown || BEYOND_RETRY.has(kind ?? "") || isOpen;
-    return { again: false, settled: !NOT_LET_IN.has(status) && !nobodyKnows };
+    const nobodyKnows = unknown || FINAL_KINDS.has(kind ?? "") || isOpen;
+    return { again: false, settled: !NOT_ADMITTED.has(status) && !nobodyKnows };
   }
   const asked = headers.get("retry-after");
-  return { ...AGAIN, retryAfterS: asked === null ? null : retryAfter(asked, dateOf(headers) ?? wall) };
+  return { ...RETRY_LATER, retryAfterS: asked === null ? null : retryAfter(asked, dateOf(headers) ?? wall) };
 }
 
 /**
- * Whether a redirect led to it, and it does not say that it is stored: a login page, or the page of what
- * was made. That is no answer to what was sent.
+ * Whether it was redirected to and is not marked as stored: a login page, or the page of what was
+ * created. That is not a response to what was sent.
  *
  * @param {Response} response
  */
@@ -679,7 +682,7 @@ function isElsewhere({ redirected, headers }) {
 }
 
 /**
- * What the server's clock says, which may be hours away from ours; null where it is not shown.
+ * Return the server's clock, which may differ from ours by hours; null if it is not shown.
  *
  * @param {Headers} headers
  */
@@ -688,7 +691,7 @@ function dateOf(headers) {
 }
 
 /** @param {Headers} headers */
-function replayed(headers) {
+function isReplay(headers) {
   return (headers.get("idempotent-replayed") ?? "").trim().toLowerCase() === "true";
 }
 
@@ -699,17 +702,17 @@ function replayed(headers) {
  * @param {string | undefined} kind
  * @param {Profile} profile
  */
-function passing(status, headers, said, kind, profile) {
+function isTransient(status, headers, said, kind, profile) {
   for (const name of ["stripe-should-retry", "x-should-retry"]) {
     const word = (headers.get(name) ?? "").trim().toLowerCase();
     if (word === "true" || word === "false") return word === "true";
   }
   if (kind !== undefined && typeof said?.retryable === "boolean") return said.retryable;
-  if (PASSING.has(kind ?? "") || status >= 500 || PASSING_STATUSES.has(status)) return true;
+  if (TRANSIENT_KINDS.has(kind ?? "") || status >= 500 || TRANSIENT_STATUSES.has(status)) return true;
   if (headers.get("transient-error") === "true") return true;
-  // A 409 that does not say why: Stripe's is a first request in flight. Elsewhere it is more likely
-  // the application's own, unless it says when to come back.
-  if (status !== 409 || BEYOND_RETRY.has(kind ?? "")) return false;
+  // A 409 without a reason: Stripe's means a first request in flight. Elsewhere it is more likely the
+  // application's own, unless it has a Retry-After.
+  if (status !== 409 || FINAL_KINDS.has(kind ?? "")) return false;
   return profile === "stripe" || headers.get("retry-after") !== null;
 }
 
@@ -739,20 +742,20 @@ function kindOf(said, status, profile) {
     const name = type.slice(PROBLEM.length);
     return KINDS.has(name) ? name : undefined;
   }
-  if (profile !== "stripe") return kindByTheDraft(said, status);
+  if (profile !== "stripe") return kindByIetfDraft(said, status);
   const kind = STRIPE_CODES.get(said?.error?.code);
   if (kind !== undefined || said?.error?.type !== "idempotency_error") return kind;
   return status === 409 ? "in-flight" : "mismatch";
 }
 
 /**
- * The IETF's draft fixes statuses, and no names: what a problem is about is said in words.
+ * The IETF draft defines statuses but no names, so look for the word in type and title.
  *
  * @param {any} said
  * @param {number} status
  * @returns {string | undefined}
  */
-function kindByTheDraft(said, status) {
+function kindByIetfDraft(said, status) {
   if (!`${said?.type} ${said?.title}`.toLowerCase().includes("idempotency")) return undefined;
   return { 409: "in-flight", 422: "mismatch" }[status];
 }
@@ -781,7 +784,7 @@ function json(body) {
 // ------------------------------------------------------------------------------------ how long to wait
 
 const RETRY_AFTER_S_MAX = 3600;
-// The two obsolete forms of a date, and how they read in the one that is sent.
+// The obsolete date formats, and their replacement in the current one.
 const OBSOLETE = [
   [/^[A-Z][a-z]{5,8}, (\d\d)-([A-Z][a-z]{2})-([0-6]\d) ([\d:]{8}) GMT$/, "Any, $1 $2 20$3 $4 GMT"],
   [/^[A-Z][a-z]{5,8}, (\d\d)-([A-Z][a-z]{2})-([7-9]\d) ([\d:]{8}) GMT$/, "Any, $1 $2 19$3 $4 GMT"],
@@ -791,8 +794,8 @@ const OBSOLETE = [
 const DATE = /^[A-Z][a-z]{2}, (\d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT)$/;
 
 /**
- * A delay from 0 up to a bound that doubles with every attempt, counted from 0. All of it is random:
- * those who failed together do not come back together.
+ * Return a random delay from 0 up to a bound that doubles with every attempt, counted from 0, so that
+ * requests that failed together are not retried together.
  *
  * @param {number} attempt
  * @param {number} baseS
@@ -804,7 +807,7 @@ export function fullJitter(attempt, baseS, capS, chance) {
 }
 
 /**
- * Seconds to wait by a Retry-After header, from 0 to an hour; null if it cannot be read.
+ * Parse a Retry-After header to seconds, from 0 to an hour; null if it cannot be read.
  *
  * @param {string} value
  * @param {number} wall Seconds since 1970.
@@ -817,7 +820,7 @@ export function retryAfter(value, wall) {
 }
 
 /**
- * Seconds since 1970 of an HTTP date; null if it is none.
+ * Parse an HTTP date to seconds since 1970; null if it is not one.
  *
  * @param {string} text
  * @returns {number | null}
@@ -827,12 +830,12 @@ export function parseDate(text) {
   const date = DATE.exec(now)?.[1];
   if (date === undefined) return null;
   const ms = Date.parse(date);
-  // Read back, because the 31st of February is taken for some day in March.
+  // Compare with the result, because `Date.parse` takes 31 February for a day in March.
   const same = !Number.isNaN(ms) && new Date(ms).toUTCString().endsWith(`, ${date}`);
   return same ? ms / 1000 : null;
 }
 
-/** The tokens of every host that was asked lately (oncekey/client/_budget.py). */
+/** The token buckets of recently used hosts (oncekey/client/_budget.py). */
 class Buckets {
   #budget;
   /** @type {Map<string, { tokens: number, counted: number }>} */
@@ -844,7 +847,7 @@ class Buckets {
   }
 
   /**
-   * A new request goes to this host.
+   * Add the tokens of a new request to this host.
    *
    * @param {string} host
    * @param {number} now
@@ -854,7 +857,7 @@ class Buckets {
   }
 
   /**
-   * Take the token for one retry; false if there is none.
+   * Take a token for one retry; return false if there is none.
    *
    * @param {string} host
    * @param {number} now
@@ -877,7 +880,7 @@ class Buckets {
 
   /** @param {string} host @param {number} tokens @param {number} now */
   #put(host, tokens, now) {
-    this.#left.delete(host); // to the end: the oldest goes first
+    this.#left.delete(host); // move it to the end: the oldest is dropped first
     this.#left.set(host, { tokens: Math.min(tokens, this.#budget.tokensMax), counted: now });
     if (this.#left.size > 1024) this.#left.delete(this.#left.keys().next().value ?? "");
   }
@@ -886,8 +889,8 @@ class Buckets {
 // ------------------------------------------------------------------------------------ keys and intents
 
 /**
- * RFC 9562, version 7: milliseconds, then chance. Never made from what is sent: two equal orders are
- * two orders.
+ * Make a UUID version 7 (RFC 9562): milliseconds, then random bits. Never derived from the request:
+ * two equal orders are two orders.
  *
  * @param {number} wall Seconds since 1970.
  * @param {Uint8Array} random At least 10 bytes.
@@ -915,20 +918,20 @@ const KEYS_MAX = 1024;
 const JSON_BYTES_MAX = 1024 * 1024;
 const PIECE_BYTES = 1024 * 1024;
 
-/** Which request a key came with, as far back as a bounded memory goes (oncekey/client/_reuse.py). */
-class Reuse {
+/** Remembers which request each recent key was sent with (oncekey/client/_key_placement.py). */
+class SentRequests {
   /** @type {Map<string, string>} */
   #seen = new Map();
 
   /**
-   * Whether this key was last seen here with another request.
+   * Whether this key was last sent with a different request.
    *
    * @param {string} name The origin and the key.
    * @param {string} print
    */
-  differs(name, print) {
+  isDifferent(name, print) {
     const before = this.#seen.get(name);
-    this.#seen.delete(name); // to the end: the oldest goes first
+    this.#seen.delete(name); // move it to the end: the oldest is dropped first
     this.#seen.set(name, print);
     if (this.#seen.size > KEYS_MAX) this.#seen.delete(this.#seen.keys().next().value ?? "");
     return before !== undefined && before !== print;
@@ -936,9 +939,9 @@ class Reuse {
 }
 
 /**
- * What tells a request from another one: method, address and type; JSON by value, forms with files part
- * by part, anything else by its bytes. Where that is in doubt, two requests are not the same. A digest
- * and not the text, which may hold secrets.
+ * Return a request's fingerprint: method, URL and type; JSON by value, forms with files part by part,
+ * anything else by its bytes. When in doubt, two requests differ. It is a digest, because the text may
+ * contain secrets.
  *
  * @param {Request} request
  * @param {Blob} body
@@ -964,7 +967,7 @@ function isJson(type) {
   return type === "application/json" || type.endsWith("+json");
 }
 
-/** A piece at a time: a large file need not be in memory. @param {Blob} body */
+/** Hash a piece at a time: a large file need not be in memory. @param {Blob} body */
 async function printOfBytes(body) {
   const parts = [];
   for (let at = 0; at < body.size; at += PIECE_BYTES) {
@@ -974,7 +977,7 @@ async function printOfBytes(body) {
 }
 
 /**
- * Its parts in their order, without the boundary between them, which is another one each time.
+ * Return a form's parts in order, without the boundary, which differs each time.
  *
  * @param {Blob} body
  * @param {string} type
@@ -992,8 +995,8 @@ async function printOfForm(body, type) {
 }
 
 /**
- * JSON whose names are in order, whoever wrote it. What JavaScript would write otherwise is left as it
- * is, but for blanks: large and long numbers, which it rounds, or a name that comes twice.
+ * Sort the names of a JSON text. Text that JavaScript would write differently (apart from blanks) is
+ * left unchanged: large and long numbers, which it rounds, or duplicate names.
  *
  * @param {string} text
  */
@@ -1022,12 +1025,12 @@ const ROUNDS = Int32Array.from(
   ).match(/.{8}/g) ?? [],
   (digits) => parseInt(digits, 16),
 );
-const BEGINNING = [
+const INITIAL_STATE = [
   ...[0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19],
 ];
 
 /**
- * SHA-256, in hexadecimal digits. The browser's own is only there for pages that came by https.
+ * SHA-256 in hexadecimal. The browser's own exists only on https pages.
  *
  * @param {string | Uint8Array} given
  * @returns {string}
@@ -1040,7 +1043,7 @@ export function sha256(given) {
   const view = new DataView(padded.buffer);
   view.setUint32(padded.length - 8, Math.floor(bytes.length / 2 ** 29));
   view.setUint32(padded.length - 4, bytes.length << 3);
-  const state = Int32Array.from(BEGINNING); // signed: engines are several times as fast with those
+  const state = Int32Array.from(INITIAL_STATE); // signed: several times faster in engines
   const words = new Int32Array(64);
   for (let at = 0; at < padded.length; at += 64) mix(state, words, view, at);
   return Array.from(state, (word) => (word >>> 0).toString(16).padStart(8, "0")).join("");
@@ -1054,21 +1057,21 @@ export function sha256(given) {
  */
 function mix(state, words, view, at) {
   /** @param {number} word @param {number} by */
-  const turned = (word, by) => (word >>> by) | (word << (32 - by));
+  const rotate = (word, by) => (word >>> by) | (word << (32 - by));
   for (let i = 0; i < 16; i += 1) words[i] = view.getInt32(at + 4 * i);
   for (let i = 16; i < 64; i += 1) {
     const one = words[i - 15];
     const other = words[i - 2];
-    const low = turned(one, 7) ^ turned(one, 18) ^ (one >>> 3);
-    const high = turned(other, 17) ^ turned(other, 19) ^ (other >>> 10);
+    const low = rotate(one, 7) ^ rotate(one, 18) ^ (one >>> 3);
+    const high = rotate(other, 17) ^ rotate(other, 19) ^ (other >>> 10);
     words[i] = words[i - 16] + low + words[i - 7] + high;
   }
   /** @type {any} */
   let [a, b, c, d, e, f, g, h] = state;
   for (let i = 0; i < 64; i += 1) {
-    const one = turned(e, 6) ^ turned(e, 11) ^ turned(e, 25);
+    const one = rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25);
     const first = (h + one + ((e & f) ^ (~e & g)) + (ROUNDS[i] ?? 0) + words[i]) | 0;
-    const other = turned(a, 2) ^ turned(a, 13) ^ turned(a, 22);
+    const other = rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22);
     const second = other + ((a & b) ^ (a & c) ^ (b & c));
     h = g;
     g = f;
@@ -1083,7 +1086,7 @@ function mix(state, words, view, at) {
 }
 
 /**
- * What stands for a key in messages and logs, there and here (oncekey/_core/key.py).
+ * Return the short hash that stands for a key in messages and logs (oncekey/_core/key.py).
  *
  * @param {string} key
  */
@@ -1091,80 +1094,80 @@ function shortHash(key) {
   return sha256(`15:oncekey/short/1${key.length}:${key}`).slice(0, 12);
 }
 
-/** A text that names no key: what a server says may. @param {string} said @param {string} key */
-function hidden(said, key) {
+/** Replace a key in a server's text by its short hash. @param {string} said @param {string} key */
+function redact(said, key) {
   const alone = key.replace(/[^0-9A-Za-z]/g, "\\$&");
   return said.replace(new RegExp(`(^|[^0-9A-Za-z])${alone}(?![0-9A-Za-z])`, "g"), `$1${shortHash(key)}`);
 }
 
-// ------------------------------------------------------------------------------------ what is settled
+// ------------------------------------------------------------------------------------ stored responses
 
 /**
- * The answer that settled an intent, as it is kept.
+ * The stored response that settled an intent.
  *
- * @typedef {object} Kept
+ * @typedef {object} StoredAnswer
  * @property {number} status
  * @property {string} type Its Content-Type; empty for none.
- * @property {string | null} body In base64; null where it was too long, or is the oldest of many.
+ * @property {string | null} body In base64; null if it was too long, or dropped as the oldest of many.
  * @property {string | null} expires
- * @property {number} until How long it is remembered, in seconds since 1970.
- * @property {string | null} print What was asked, and by whom.
+ * @property {number} until Until when it is remembered, in seconds since 1970.
+ * @property {string | null} print The fingerprint of its request.
  * @property {string} by
  */
 
-const KEPT_BODY_BYTES_MAX = 65_536;
-/** Statuses whose answers have no body, not even an empty one. */
-const BODILESS = new Set([204, 205, 304]);
+const STORED_BODY_BYTES_MAX = 65_536;
+/** Statuses whose responses have no body, not even an empty one. */
+const NO_BODY_STATUSES = new Set([204, 205, 304]);
 
 /**
- * What to keep of the answer that ended an intent; null where its name is free again: for a refusal that
- * the server did not keep either.
+ * Return what to store of the response that ended an intent; null for a refusal that the server did not
+ * store either: then the name is free again.
  *
- * @param {Ended} ended
- * @param {Asked} asked
+ * @param {DeliveryResult} ended
+ * @param {RequestIdentity} asked
  * @param {string} key
  * @param {number} until
- * @returns {Kept | null}
+ * @returns {StoredAnswer | null}
  */
-function keptOf({ answer, verdict }, { print, by }, key, until) {
+function storedAnswerOf({ answer, verdict }, { print, by }, key, until) {
   if ("error" in answer || !verdict.settled) return null;
   const { response, body } = answer;
   const { status, headers } = response;
   if (!response.ok && !isStored(headers)) return null;
-  const isShort = body === null ? response.body === null : body.length <= KEPT_BODY_BYTES_MAX;
+  const isShort = body === null ? response.body === null : body.length <= STORED_BODY_BYTES_MAX;
   const type = headers.get("content-type") ?? "";
   const expires = headers.get("idempotency-expires");
   return { status, type, body: isShort ? base64(body) : null, expires, until, print, by };
 }
 
 /**
- * Whether the server says that it keeps this answer under its key.
+ * Whether the server says that it stores this response under its key.
  *
  * @param {Headers} headers
  */
 function isStored(headers) {
   const says = ["idempotency-expires", "idempotency-key"].some((name) => headers.get(name) !== null);
-  return says || replayed(headers);
+  return says || isReplay(headers);
 }
 
-/** A refusal: nothing was done, and another request may be. @param {Kept} kept */
+/** Whether it is a refusal: nothing was done, so another request may be. @param {StoredAnswer} kept */
 function isRefusal({ status }) {
   return status >= 400 && status < 500;
 }
 
-/** @param {Kept} kept @param {Asked} asked */
+/** @param {StoredAnswer} kept @param {RequestIdentity} asked */
 function isSame({ print, by }, asked) {
   return print !== null && print === asked.print && by === asked.by;
 }
 
 /**
- * The answer that settled an intent, once more.
+ * Make a response from the stored one that settled an intent.
  *
  * @param {string} key
- * @param {Kept} kept
+ * @param {StoredAnswer} kept
  */
-function toldAgain(key, { status, type, body, expires }) {
-  const bytes = body === null || BODILESS.has(status) ? null : bytesOf(body);
+function rememberedResponse(key, { status, type, body, expires }) {
+  const bytes = body === null || NO_BODY_STATUSES.has(status) ? null : bytesOf(body);
   const answer = new Response(bytes, { status, headers: type ? { "content-type": type } : {} });
   const said = { replayed: true, expires, gaveUp: null, settled: true };
   outcomes.set(answer, { key, attempts: 0, ...said, remembered: true, withoutBody: body === null });
@@ -1181,52 +1184,52 @@ function bytesOf(text) {
   return Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
 }
 
-// ------------------------------------------------------------------------------------ which intents there are
+// ------------------------------------------------------------------------------------ intents
 
 const INTENTS = "oncekey/intent";
 const SERVER = "oncekey/server/";
 const NAME_CHARS_MAX = 512;
 const NOTE_CHARS_MAX = 16_384;
-/** A key that is given out now is used for a while: its retries must arrive in time as well. */
+/** Safety margin: a key returned now is used for a while, and its retries must arrive in time. */
 const MARGIN_S_MAX = 120;
-const LEARNT_APART = 0.05;
-/** How much one browser keeps, for all accounts: of more, the oldest goes first, its body before its name. */
+const CHANGE_MIN = 0.05;
+/** The most settled intents in a browser, for all accounts: the oldest are dropped, bodies before names. */
 const SETTLED_MAX = 1000;
 const BODIES_MAX = 64;
-/** What is not settled never goes for something newer: that is refused. */
+/** Unsettled intents are never dropped for newer ones: new ones are refused. */
 const UNSETTLED_MAX = 1000;
-/** So long after its server has forgotten its key, whoever sends an intent is told so. */
+/** How long "too-old" is reported after the server has forgotten the key. */
 const TOO_OLD_S_MAX = 30 * 24 * 3600;
 
 /**
- * What is written down of an intent.
+ * The stored form of an intent.
  *
- * @typedef {object} Written
- * @property {string} [account] Absent where none was given.
+ * @typedef {object} StoredIntent
+ * @property {string} [account] Absent if none was given.
  * @property {string} name
  * @property {string} key
  * @property {number} begun
  * @property {string} origin
  * @property {string} note
- * @property {Kept} [answer] There once it was answered.
- * @property {number} [settled] Since when, in seconds since 1970.
- * @property {boolean} [left] Its account has signed out meanwhile: its answer is not to be kept.
- * @property {boolean} [bare] Somebody has left it, and somebody sends it again: only that is kept.
- * @property {boolean} [shared] More than one call has its key: each may be answered otherwise.
+ * @property {StoredAnswer} [answer] Its response, if any.
+ * @property {number} [settled] When it was settled, in seconds since 1970.
+ * @property {boolean} [left] Its account has signed out meanwhile: do not store its response.
+ * @property {boolean} [bare] It was left at a sign-out and is sent again: store its response without body.
+ * @property {boolean} [shared] More than one call has its key, and each may get another response.
  *
- * @typedef {Written & { until: number, retentionS: number }} Opened
+ * @typedef {StoredIntent & { until: number, retentionS: number }} OpenIntent
  */
 
-/** Which intents there are, which keys they have, and how they ended (oncekey/client/_journal.py). */
+/** The stored intents, their keys and their responses (oncekey/client/_journal.py). */
 class Intents {
-  #given;
+  #shelfGiven;
   /** @type {Shelf | undefined} */
   #chosen;
   #shelfS;
   #retentionS;
   #account;
   #world;
-  /** How many more may be begun before they are counted again. */
+  /** How many more may be begun before the next count. */
   #room = 0;
 
   /**
@@ -1237,7 +1240,7 @@ class Intents {
    * @param {World} world
    */
   constructor(shelf, shelfS, retentionS, account, world) {
-    this.#given = shelf;
+    this.#shelfGiven = shelf;
     this.#shelfS = shelfS;
     this.#retentionS = retentionS;
     this.#account = account;
@@ -1245,84 +1248,84 @@ class Intents {
   }
 
   get #shelf() {
-    return (this.#chosen ??= bounded(this.#given ?? usualShelf(), this.#shelfS, this.#world));
+    return (this.#chosen ??= withTimeout(this.#shelfGiven ?? usualShelf(), this.#shelfS, this.#world));
   }
 
   /**
-   * The intent of this name: a new one with this key, written down, or the one that there is. If that is
-   * settled, and the same request is asked for, its answer is there.
+   * Return the intent of this name: the existing one, or a new one, stored with this key. If it is
+   * settled and the request is the same, it has its response.
    *
-   * @param {string | undefined} name Undefined: an intent that nobody keeps.
+   * @param {string | undefined} name Undefined: an intent that is not stored.
    * @param {string} key
    * @param {string} origin
    * @param {string} note
-   * @param {Asked} [asked] Absent where the key alone is wanted.
-   * @returns {Promise<Opened>}
+   * @param {RequestIdentity} [asked] Absent if only the key is wanted.
+   * @returns {Promise<OpenIntent>}
    */
   async open(name, key, origin, note, asked) {
     const wall = this.#world.wall();
     const fresh = { name: name ?? "", key, begun: wall, origin, note };
     const retentionS = this.#retentionS;
     if (name === undefined) return { ...fresh, until: wall + retentionS, retentionS };
-    mustFit(name, note);
+    validateIntent(name, note);
     const owned = this.#account ? { account: this.#account, ...fresh } : fresh;
-    const intent = await kept(async () => {
-      const found = await this.#change(name, (it) => opened(it, owned, asked, wall));
+    const intent = await requireStorage(async () => {
+      const found = await this.#change(name, (it) => reopen(it, owned, asked, wall));
       if (found.key === key && !(await this.#hasRoom())) {
         await this.#change(name, (it) => (it?.key === key ? undefined : it));
         throw new OncekeyError("no-storage", FULL);
       }
-      return this.#dated(found);
+      return this.#withDates(found);
     });
     const { answer } = intent;
     if (answer && intent.settled !== undefined) {
-      if (asked ? !isSame(answer, asked) : wall >= intent.until) throw taken(name, answer);
-    } else if (wall >= intent.until) throw tooOld(intent);
+      if (asked ? !isSame(answer, asked) : wall >= intent.until) throw settledError(name, answer);
+    } else if (wall >= intent.until) throw tooOldError(intent);
     return intent;
   }
 
   /**
-   * Free this name, whatever is known of it.
+   * Free this name.
    *
    * @param {string} name
    * @returns {Promise<Intent | null>}
    */
   async begin(name) {
-    mustFit(name);
-    return kept(async () => {
+    validateIntent(name);
+    return requireStorage(async () => {
       /** @type {any} */
       let before;
       await this.#change(name, (it) => {
         before = it;
         return undefined;
       });
-      return isIntent(before) && before.settled === undefined ? shown(await this.#dated(before)) : null;
+      return isIntent(before) && before.settled === undefined ? toIntent(await this.#withDates(before)) : null;
     });
   }
 
   /**
-   * It was answered: keep the answer if it is final, or free the name of what may be begun anew.
+   * Store the response if it is final, or free the name if the intent may start anew.
    *
-   * @param {Opened} begun
-   * @param {boolean} settle False: whoever sent it will say when it is settled.
-   * @param {Ended} ended
-   * @param {Asked} asked
-   * @returns {Promise<boolean>} Whether the intent is done with.
+   * @param {OpenIntent} begun
+   * @param {boolean} settle False: the caller will settle it.
+   * @param {DeliveryResult} ended
+   * @param {RequestIdentity} asked
+   * @returns {Promise<boolean>} Whether the intent is done.
    */
   async close({ name, key, retentionS }, settle, ended, asked) {
     if (!ended.verdict.settled) return false;
     const wall = this.#world.wall();
-    const saidS = "error" in ended.answer ? null : this.#left(ended.answer);
-    // What other routes of its server remember for a shorter time says nothing of this one.
+    const saidS = "error" in ended.answer ? null : this.#statedRetentionS(ended.answer);
+    // A shorter retention of the server's other routes does not apply to this one.
     const until = wall + (saidS ?? Math.max(retentionS, this.#retentionS));
-    const answer = keptOf(ended, asked, key, until);
+    const answer = storedAnswerOf(ended, asked, key, until);
     let isOpen = false;
-    /** @param {Kept | null} kept */
+    /** @param {StoredAnswer | null} kept */
     const write = (kept) =>
       this.#change(name, (it) => {
-        // Whoever has the same key may still get it done: it must stay theirs, and the next one's.
+        // Another call with the same key may still succeed, so the key must stay.
         isOpen = it?.key === key && !kept && it.shared === true && it.settled === undefined;
-        return it?.key === key && !isOpen ? closed(it, kept, settle, wall) : it;
+        return it?.key === key && !isOpen ? close(it, kept, settle, wall) : it;
       });
     try {
       await write(answer);
@@ -1339,9 +1342,9 @@ class Intents {
   async settle(name, key) {
     const wall = this.#world.wall();
     await this.#change(name, (it) => {
-      // Another tab may have begun it anew: that one stays.
+      // Another tab may have started it anew: keep that one.
       if (key !== undefined && it?.key !== key) return it;
-      return it?.settled === undefined ? closed(it, it?.answer ?? null, true, wall) : it;
+      return it?.settled === undefined ? close(it, it?.answer ?? null, true, wall) : it;
     });
     this.#room = 0;
   }
@@ -1352,44 +1355,44 @@ class Intents {
    */
   async signOut(everyone) {
     const found = (await this.#shelf.all(everyone ? INTENTS : placeOf(this.#account))).filter(isIntent);
-    const left = await Promise.all(found.map((each) => this.#shelf.update(at(each), leaving)));
+    const left = await Promise.all(found.map((each) => this.#shelf.update(at(each), signOut)));
     const unsettled = left.map((it, index) => (it === undefined ? undefined : found[index]));
-    return this.#listed(unsettled.filter((it) => it !== undefined));
+    return this.#toIntents(unsettled.filter((it) => it !== undefined));
   }
 
   /** @returns {Promise<Intent[]>} */
   async list() {
     const found = await this.#shelf.all(placeOf(this.#account));
-    // Where no account is given, nobody can tell whose those are that somebody left.
+    // Without an account, the owner of intents left at a sign-out is unknown.
     const mine = (/** @type {any} */ it) => isIntent(it) && !(it.left && !it.account);
-    return this.#listed(found.filter((it) => mine(it) && it.settled === undefined));
+    return this.#toIntents(found.filter((it) => mine(it) && it.settled === undefined));
   }
 
   /**
-   * How long this server remembers keys: it says so with every first answer. Its routes may say different
-   * things: the shortest counts.
+   * Record how long this server remembers keys, as every first response states. Its routes may differ:
+   * the shortest counts.
    *
    * @param {string} origin
    * @param {Answer} answer
    */
   async learn(origin, answer) {
-    if ("error" in answer || replayed(answer.response.headers)) return;
-    const retentionS = this.#left(answer);
+    if ("error" in answer || isReplay(answer.response.headers)) return;
+    const retentionS = this.#statedRetentionS(answer);
     if (retentionS === null) return;
     const [known] = await this.#shelf.all(`${SERVER}${origin}/`);
-    if (known?.retentionS * (1 - LEARNT_APART) <= retentionS) return;
+    if (known?.retentionS * (1 - CHANGE_MIN) <= retentionS) return;
     const shorter = (/** @type {any} */ before) =>
       before?.retentionS < retentionS ? before : { retentionS };
     await this.#shelf.update(`${SERVER}${origin}/`, shorter);
   }
 
   /**
-   * How long the server remembers this answer, as it says; null where it does not, or where its clock is
-   * not shown and ours cannot be the same.
+   * Return how long the server says it remembers this response; null if it does not say, or if its time
+   * is over by its clock (ours, if it shows none).
    *
    * @param {{ response: Response }} answer
    */
-  #left({ response: { headers } }) {
+  #statedRetentionS({ response: { headers } }) {
     const until = parseDate((headers.get("idempotency-expires") ?? "").trim());
     const leftS = until === null ? 0 : until - (dateOf(headers) ?? this.#world.wall());
     return leftS > 0 ? leftS : null;
@@ -1401,8 +1404,8 @@ class Intents {
   }
 
   /** @param {any[]} found @returns {Promise<Intent[]>} */
-  async #listed(found) {
-    const intents = await Promise.all(found.map(async (each) => shown(await this.#dated(each))));
+  async #toIntents(found) {
+    const intents = await Promise.all(found.map(async (each) => toIntent(await this.#withDates(each))));
     return intents.sort((one, other) => one.begun - other.begun);
   }
 
@@ -1412,7 +1415,7 @@ class Intents {
     return this.#room >= 0;
   }
 
-  /** Drop what is too much or too old. Gives how many are not settled. */
+  /** Drop intents that are too many or too old. Return how many are not settled. */
   async #tidy() {
     const wall = this.#world.wall();
     const all = (await this.#shelf.all(INTENTS)).filter(isIntent);
@@ -1421,15 +1424,15 @@ class Intents {
     const over = settled.filter((it, index) => index >= SETTLED_MAX || wall >= it.answer.until);
     const unsettled = all.filter((it) => it.settled === undefined);
     const old = unsettled.filter((it) => wall - it.begun > this.#retentionS + TOO_OLD_S_MAX);
-    for (const it of [...over, ...old]) await this.#shelf.update(at(it), droppedIf(it));
+    for (const it of [...over, ...old]) await this.#shelf.update(at(it), dropIf(it));
     for (const it of settled.slice(BODIES_MAX)) {
-      if (it.answer.body !== null && !over.includes(it)) await this.#shelf.update(at(it), bodiless(it));
+      if (it.answer.body !== null && !over.includes(it)) await this.#shelf.update(at(it), dropBody(it));
     }
     return unsettled.length - old.length;
   }
 
-  /** @param {Written} intent @returns {Promise<Opened>} */
-  async #dated(intent) {
+  /** @param {StoredIntent} intent @returns {Promise<OpenIntent>} */
+  async #withDates(intent) {
     const retentionS = await this.#retention(intent.origin);
     const until = intent.begun + retentionS - Math.min(MARGIN_S_MAX, retentionS / 10);
     return { ...intent, until, retentionS };
@@ -1442,18 +1445,18 @@ class Intents {
   }
 }
 
-/** Where the intents of an account are kept. @param {string} account */
+/** Return the prefix of an account's intents. @param {string} account */
 function placeOf(account) {
   return account ? `${INTENTS}-of/${account}/` : `${INTENTS}/`;
 }
 
-/** @param {Written} intent */
+/** @param {StoredIntent} intent */
 function at({ account = "", name }) {
   return placeOf(account) + name;
 }
 
 /** @param {string} name @param {string} [note] */
-function mustFit(name, note = "") {
+function validateIntent(name, note = "") {
   if (name && name.length <= NAME_CHARS_MAX && note.length <= NOTE_CHARS_MAX) return;
   throw new TypeError(
     `an intent has a name of 1 to ${NAME_CHARS_MAX} characters, and a note of at most ` +
@@ -1461,15 +1464,15 @@ function mustFit(name, note = "") {
   );
 }
 
-// What becomes of what is written down. These run within one update: nobody comes in between.
+// Changes of stored intents. Each runs within one atomic update.
 
 /**
  * @param {any} it
- * @param {Written} fresh
- * @param {Asked | undefined} asked
+ * @param {StoredIntent} fresh
+ * @param {RequestIdentity | undefined} asked
  * @param {number} wall
  */
-function opened(it, fresh, asked, wall) {
+function reopen(it, fresh, asked, wall) {
   if (!isIntent(it)) return fresh;
   const { left, ...stays } = it;
   if (it.settled === undefined) {
@@ -1481,11 +1484,11 @@ function opened(it, fresh, asked, wall) {
 
 /**
  * @param {any} it
- * @param {Kept | null} answer
+ * @param {StoredAnswer | null} answer
  * @param {boolean} settle
  * @param {number} wall
  */
-function closed(it, answer, settle, wall) {
+function close(it, answer, settle, wall) {
   if (it === undefined || it.settled !== undefined) return it;
   if (!answer || it.left) return settle ? undefined : it;
   const kept = it.bare ? { ...answer, body: null } : answer;
@@ -1493,44 +1496,44 @@ function closed(it, answer, settle, wall) {
 }
 
 /** @param {any} it */
-function leaving(it) {
+function signOut(it) {
   if (!isIntent(it) || it.settled !== undefined) return undefined;
   const { answer, ...stays } = it;
   return { ...stays, left: true, note: it.account ? it.note : "" };
 }
 
-/** @param {Written} then */
-function droppedIf({ key, settled }) {
+/** @param {StoredIntent} then */
+function dropIf({ key, settled }) {
   return (/** @type {any} */ it) => (it?.key === key && it.settled === settled ? undefined : it);
 }
 
-/** @param {Written} then */
-function bodiless({ key }) {
+/** @param {StoredIntent} then */
+function dropBody({ key }) {
   return (/** @type {any} */ it) =>
     it?.key === key && it.answer ? { ...it, answer: { ...it.answer, body: null } } : it;
 }
 
-/** @param {Opened} intent @returns {Intent} */
-function shown({ name, key, begun, until, origin, note }) {
+/** @param {OpenIntent} intent @returns {Intent} */
+function toIntent({ name, key, begun, until, origin, note }) {
   return { name, key, begun, until, origin, note };
 }
 
 const FULL =
   `Nothing was sent: ${UNSETTLED_MAX} intents are not settled in this browser. Send them again under ` +
-  "their names (unsettled), or settle what you have found out about.";
+  "their names (unsettled), or settle those whose outcome you know.";
 
-/** @param {string} name @param {Kept} answer */
-function taken(name, { status }) {
+/** @param {string} name @param {StoredAnswer} answer */
+function settledError(name, { status }) {
   return new OncekeyError(
     "settled",
     `The intent ${name} is settled: it was answered ${status}, for another request or another login, ` +
-      `so nothing was sent. To do this too, call begin(${JSON.stringify(name)}) first, or give it a ` +
-      "name of its own.",
+      `so nothing was sent. To do this too, call begin(${JSON.stringify(name)}) first, or use another ` +
+      "name.",
   );
 }
 
-/** @param {Opened} intent */
-function tooOld({ name, key, begun, until }) {
+/** @param {OpenIntent} intent */
+function tooOldError({ name, key, begun, until }) {
   const hours = ((until - begun) / 3600).toFixed(1);
   return new OncekeyError(
     "too-old",
@@ -1542,15 +1545,15 @@ function tooOld({ name, key, begun, until }) {
 }
 
 /**
- * What is done after the answer came must not hide it: asking again would bring the same.
+ * Log errors of work after the response has come: they must not hide it.
  *
  * @param {() => Promise<void>} work
  */
-async function anyway(work) {
+async function logErrors(work) {
   try {
     await work();
   } catch (error) {
-    console.error("oncekey: the answer is there, its intent could not be updated:", error);
+    console.error("oncekey: the response has arrived, but its intent could not be updated:", error);
   }
 }
 
@@ -1565,7 +1568,7 @@ function isIntent(value) {
  * @param {() => Promise<T>} ask
  * @returns {Promise<T>}
  */
-async function kept(ask) {
+async function requireStorage(ask) {
   try {
     return await ask();
   } catch (cause) {
@@ -1573,51 +1576,51 @@ async function kept(ask) {
     const why = cause instanceof Error ? cause.message || cause.name : String(cause);
     throw new OncekeyError(
       "no-storage",
-      `The key cannot be kept, so nothing was sent: ${why}. Allow this page to keep data, or pass ` +
-        "shelf: memoryShelf() and live with keys that a reload forgets.",
+      `The key cannot be stored, so nothing was sent: ${why}. Allow this page to store data, or pass ` +
+        "shelf: memoryShelf() and accept that a reload forgets keys.",
       { cause },
     );
   }
 }
 
-// ------------------------------------------------------------------------------------ where they are kept
+// ------------------------------------------------------------------------------------ storage
 
 /**
- * Values by name. All tabs of an origin share one shelf.
+ * Stored values by name, shared by all tabs of an origin.
  *
  * @typedef {object} Shelf
- * @property {(name: string, change: (before: any) => any) => Promise<any>} update Put what `change` makes
- *   of the value that is there, undefined for none; nobody comes in between. Gives what is there now.
- * @property {(prefix: string) => Promise<any[]>} all The values whose names begin so.
+ * @property {(name: string, change: (before: any) => any) => Promise<any>} update Atomically replace a
+ *   value by what `change` makes of it (undefined for none). Returns the new value.
+ * @property {(prefix: string) => Promise<any[]>} all The values whose names have this prefix.
  */
 
 /**
- * IndexedDB; where there is none, localStorage.
+ * Use IndexedDB, or localStorage if there is none.
  *
- * In this order, because what one tab writes to localStorage another may see only some time later, even
- * if they take turns by a lock: both could make a key for one intent. Transactions of IndexedDB hold.
+ * In this order, because one tab may see another tab's localStorage writes late, even under a lock: both
+ * could make a key for one intent. IndexedDB's transactions prevent that.
  *
- * Which one it is must not change from one page load to the next, or there would be two keys again: so
- * it depends on what the browser has, not on whether a write succeeds today.
+ * The choice must not change between page loads, or an intent would get two keys: so it depends on what
+ * the browser has, not on whether a write succeeds now.
  *
  * @returns {Shelf}
  */
 export function usualShelf() {
-  const database = given(() => globalThis.indexedDB);
+  const database = tryGet(() => globalThis.indexedDB);
   if (database) return databaseShelf(database);
-  const storage = given(() => globalThis.localStorage);
+  const storage = tryGet(() => globalThis.localStorage);
   if (storage) return storageShelf(storage, globalThis.navigator?.locks);
   throw new Error("this browser has neither IndexedDB nor localStorage for this page");
 }
 
 /**
- * What the browser has, if this page may use it: a sandboxed frame may not even ask.
+ * Return a browser feature, or undefined if this page may not use it: in a sandboxed frame reading it throws.
  *
  * @template T
  * @param {() => T} ask
  * @returns {T | undefined}
  */
-function given(ask) {
+function tryGet(ask) {
   try {
     return ask();
   } catch {
@@ -1626,25 +1629,24 @@ function given(ask) {
 }
 
 /**
- * A shelf that fails where it would never answer: a browser whose storage is stuck tells nobody. Another
- * shelf is not taken instead, for the reason above. What is written late all the same is found by the
- * next who looks.
+ * Add a timeout to a shelf: a browser's storage may hang without an error. It does not fall back to
+ * another shelf, for the reason above. A late write is found by the next read.
  *
  * @param {Shelf} shelf
  * @param {number} seconds
  * @param {World} world
  * @returns {Shelf}
  */
-function bounded(shelf, seconds, world) {
+function withTimeout(shelf, seconds, world) {
   /**
    * @template T
    * @param {Promise<T>} asked
    * @returns {Promise<T>}
    */
-  const answered = async (asked) => {
+  const limit = async (asked) => {
     const done = new AbortController();
     const late = world.sleep(seconds, done.signal).then(() => {
-      throw new Error(`the place where keys are kept gave no answer within ${seconds} s`);
+      throw new Error(`the storage for keys did not answer within ${seconds} s`);
     });
     try {
       return await Promise.race([asked, late]);
@@ -1653,13 +1655,13 @@ function bounded(shelf, seconds, world) {
     }
   };
   return {
-    update: (name, change) => answered(shelf.update(name, change)),
-    all: (prefix) => answered(shelf.all(prefix)),
+    update: (name, change) => limit(shelf.update(name, change)),
+    all: (prefix) => limit(shelf.all(prefix)),
   };
 }
 
 /**
- * Good for one tab. Two that begin one intent in the same moment may make two keys.
+ * Store in localStorage: safe for one tab. Two tabs that begin an intent at once may make two keys.
  *
  * @param {Storage} storage
  * @param {LockManager} [locks]
@@ -1691,7 +1693,7 @@ export function storageShelf(storage, locks) {
 }
 
 /**
- * Written to the disk before it is given out (`durability: "strict"`), and shared by all tabs.
+ * Store in IndexedDB: on disk before it resolves (`durability: "strict"`), and shared by all tabs.
  *
  * @param {IDBFactory} factory
  * @returns {Shelf}
@@ -1707,7 +1709,7 @@ export function databaseShelf(factory) {
       const request = factory.open("oncekey", 1);
       request.onupgradeneeded = () => request.result.createObjectStore("values");
       request.onsuccess = () => {
-        request.result.onclose = forget; // as when somebody clears what the site has kept
+        request.result.onclose = forget; // for example when the user clears the site's data
         resolve(request.result);
       };
       request.onerror = () => {
@@ -1755,7 +1757,7 @@ export function databaseShelf(factory) {
 }
 
 /**
- * For tests, and for pages that may keep nothing: a reload forgets it.
+ * Store in memory, for tests and for pages that may store nothing: a reload forgets it.
  *
  * @returns {Shelf}
  */
@@ -1777,20 +1779,20 @@ export function memoryShelf() {
 // ------------------------------------------------------------------------------------ the browser
 
 /**
- * All that is not ours: time, chance, the network.
+ * The environment: clock, randomness, network.
  *
  * @typedef {object} World
  * @property {(request: Request) => Promise<Response>} fetch
- * @property {() => number} now Seconds that only ever grow.
+ * @property {() => number} now Monotonic seconds.
  * @property {() => number} wall Seconds since 1970.
  * @property {(seconds: number, signal?: AbortSignal | null) => Promise<void>} sleep Throws when aborted.
  * @property {() => number} chance In [0, 1).
  * @property {(count: number) => Uint8Array} bytes
  * @property {() => boolean} online
- * @property {(signal: AbortSignal) => Promise<void>} back When there is a network again.
+ * @property {(signal: AbortSignal) => Promise<void>} back Resolves when the network is back.
  */
 
-/** A timer that is set for longer, or for ever, goes off at once. */
+/** A timer set for longer fires at once. */
 const TIMER_MS_MAX = 2 ** 31 - 1;
 
 /** @type {Readonly<World>} */
@@ -1815,7 +1817,7 @@ const browser = Object.freeze({
 
 /**
  * @param {AbortSignal | null | undefined} signal
- * @param {(resolve: () => void) => () => void} begin Gives how to end it.
+ * @param {(resolve: () => void) => () => void} begin Returns how to end it.
  * @returns {Promise<void>}
  */
 function until(signal, begin) {
