@@ -51,7 +51,7 @@ def live(store: Store, count: int, body_bytes: int) -> Spent:
         decision = await arun(guard.begin(call, POLICY), gatherer.ask)
         assert isinstance(decision, Execute), decision
         answer = Answer(201, HEADERS, os.urandom(body_bytes))
-        finished = await arun(guard.finish(decision.attempt, answer, call), gatherer.ask)
+        finished = await arun(guard.ownership.finish(decision.attempt, answer, call), gatherer.ask)
         assert isinstance(finished, Stored), finished
 
     async def all_of_them() -> Spent:

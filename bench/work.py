@@ -117,7 +117,7 @@ class Library(AbstractContextManager["Library"]):
         call = self._call()
         decision = await arun(self._guard.begin(call, POLICY), self._gatherer.ask)
         assert isinstance(decision, Execute), decision
-        finish = self._guard.finish(decision.attempt, ANSWER, call)
+        finish = self._guard.ownership.finish(decision.attempt, ANSWER, call)
         finished = await arun(finish, self._gatherer.ask)
         assert isinstance(finished, Stored), finished
 

@@ -217,9 +217,9 @@ class Application:
     def _take_steps(self, task: Task, attempt: Attempt) -> Op[BaseException | None]:
         """What stopped the handler before its last step, if something did."""
         world = self._worker.world
-        guard, once = self._worker.guard, world.scenario.at_most_once
+        ownership, once = self._worker.guard.ownership, world.scenario.at_most_once
         try:
-            yield from take_steps(task, attempt, guard, world.downstream, once)
+            yield from take_steps(task, attempt, ownership, world.downstream, once)
         except (Broke, LeaseLost, OutcomeUnknown, StoreUnavailable) as error:
             task.steps.doubts = attempt.doubted
             return error

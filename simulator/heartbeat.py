@@ -26,7 +26,10 @@ class Heart(Heartbeat):
         """Who is to be renewed now, with the verb that does it."""
         now = self._clock.monotonic()
         alive = self._renewable(self._schedule.take(now), now)
-        return [(attempt, self._guard.renewal(attempt)) for attempt in alive]
+        return [(attempt, self._ownership.renewal(attempt)) for attempt in alive]
+
+    def _still_running(self, attempt: Attempt) -> bool:
+        return attempt.ports is not None and attempt.ports.still_running(attempt)
 
     def left_alone(self) -> list[tuple[Attempt, Swap | None]]:
         """Whose last thread has ended, with the verb that gives the record back."""

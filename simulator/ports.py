@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey._core.record import Claim
 from oncekey._engine.attempt import Attempt
-from oncekey._engine.guard import Guard
+from oncekey._engine.ownership import Ownership
 
 if TYPE_CHECKING:
     from simulator.task import Task
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 class TaskPorts:
     """The engine and the heartbeat of a task's process; claims are forgotten in tasks beside it."""
 
-    __slots__ = ("_task", "guard", "heartbeat")
+    __slots__ = ("_task", "heartbeat", "ownership")
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self.guard: Guard = task.worker.guard
+        self.ownership: Ownership = task.worker.guard.ownership
         self.heartbeat: Any = self
 
     def add(self, attempt: Attempt) -> None:
@@ -46,5 +46,5 @@ class TaskPorts:
         """Release a claim that may have been granted unheard, unless the process has died."""
         task = self._task
         if task.life == task.worker.life and not task.worker.world.over:
-            op = task.worker.guard.forget(claim)
+            op = task.worker.guard.ownership.forget(claim)
             task.worker.spawn_aside("forget", task, claim, op)

@@ -8,6 +8,7 @@ from oncekey._core.record import Answer
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Call, Finished, Given
 from oncekey._engine.guard import Guard
+from oncekey._engine.ownership import Ownership
 
 
 def earlier(guard: type[Guard]) -> type[Guard]:
@@ -15,7 +16,9 @@ def earlier(guard: type[Guard]) -> type[Guard]:
     does not know.
     """
 
-    class Earlier(guard):  # type: ignore[misc, valid-type]
+    owner: type[Ownership] = guard.make_ownership
+
+    class Earlier(owner):  # type: ignore[misc, valid-type]
         def conclude(
             self, attempt: Attempt, end: End, answer: Answer | None, call: Call
         ) -> Op[Finished]:
@@ -32,4 +35,7 @@ def earlier(guard: type[Guard]) -> type[Guard]:
             yield from self.abandon(attempt, no_effect=no_effect)
             return Given()
 
-    return Earlier
+    class EarlierGuard(guard):  # type: ignore[misc, valid-type]
+        make_ownership = Earlier
+
+    return EarlierGuard

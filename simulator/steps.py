@@ -14,7 +14,7 @@ from oncekey._core.op import Op, Pause
 from oncekey._core.record import Step
 from oncekey._core.verbs import AppendStep, Done, Refused
 from oncekey._engine.attempt import Attempt
-from oncekey._engine.guard import Guard
+from oncekey._engine.ownership import Ownership
 from oncekey._engine.steps import Kept, Take
 from simulator.ghost import ABSENT, RUNNING, Ghost
 from simulator.plans import Broke
@@ -53,12 +53,12 @@ def key_of(attempt: Attempt, name: str) -> str:
 
 
 def take_steps(
-    task: Task, attempt: Attempt, guard: Guard, downstream: Downstream, at_most_once: str
+    task: Task, attempt: Attempt, ownership: Ownership, downstream: Downstream, at_most_once: str
 ) -> Op[None]:
     """What a handler does that takes three steps."""
     for name in NAMES:
         once = name == at_most_once
-        begun = yield from attempt.steps.begin(guard, name, (name,), at_most_once=once)
+        begun = yield from attempt.steps.begin(ownership, name, (name,), at_most_once=once)
         if isinstance(begun, Kept):
             _gets_back(task, name, begun.result)
             continue
@@ -70,7 +70,7 @@ def take_steps(
         if breaks:
             _break(attempt, begun, caught=task.plan.step == "caught")
             return
-        yield from attempt.steps.end(guard, begun, downstream.result())
+        yield from attempt.steps.end(ownership, begun, downstream.result())
         task.steps.broke = False
 
 

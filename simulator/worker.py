@@ -179,7 +179,7 @@ class Worker(Process):
             token=world.token,
             chance=world.chance,
         )
-        self.heart = parts.heart(world.store, self.guard, clock)
+        self.heart = parts.heart(world.store, self.guard.ownership, clock)
         self.application = Application(self)
         self.tasks: set[Task] = set()
         self.up = True
@@ -485,7 +485,7 @@ class Worker(Process):
 
     def sweep(self) -> Op[None]:
         """One round of the sweeper."""
-        replays, conflicts = self.guard.tallies.take()
+        replays, conflicts = self.guard.replays.counters.take()
         if replays or conflicts:
             yield Tally(replays, conflicts)
         yield Sweep(SWEEP_ROWS_MAX)

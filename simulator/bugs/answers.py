@@ -16,9 +16,11 @@ from oncekey._core.record import Answer, Claim, Record, State
 from oncekey._core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Call, Finished, Guard, Stored
+from oncekey._engine.ownership import Ownership
 from oncekey._engine.session import Session
+from oncekey._engine.store_calls import StoreCalls
 from oncekey.errors import StoreUnavailable
-from simulator.bugs.planting import Pliable, as_found, changing, deciding, planted
+from simulator.bugs.planting import Pliable, as_found, asking, changing, deciding, owning, planted
 from simulator.parts import Parts
 
 # ------------------------------------------------------------- same answer, durable (P3, P4)
@@ -35,10 +37,10 @@ def lost_ack_means_failure() -> Parts:
                 verb = as_found(row, verb)
             return super()._swap(verb, now)
 
-    class Engine(Guard):
-        def _persist(self, verb: Swap | AppendStep, attempt: Attempt) -> Op[Done | Refused]:
+    class Engine(StoreCalls):
+        def persist(self, verb: Swap | AppendStep, attempt: Attempt) -> Op[Done | Refused]:
             if not isinstance(verb, Swap) or verb.to is not State.COMPLETED:
-                return (yield from super()._persist(verb, attempt))
+                return (yield from super().persist(verb, attempt))
             try:
                 outcome: Done | Refused = yield verb
             except StoreUnavailable:
@@ -46,7 +48,7 @@ def lost_ack_means_failure() -> Parts:
                 raise
             return outcome
 
-    return Parts(store=Store, guard=Engine)
+    return Parts(store=Store, guard=asking(Engine))
 
 
 @planted(seeds=20)
@@ -68,12 +70,12 @@ def answer_before_commit() -> Parts:
 def own_answer_though_refused() -> Parts:
     """A zombie's completion was refused; its client is told the zombie's answer all the same."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def _superseded(self, attempt: Attempt, found: Record | None, call: Call) -> Any:
             yield from ()
             return Stored(attempt.retention_s)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=50)
@@ -148,9 +150,9 @@ def failure_frees_the_key() -> Parts:
 def no_effect_covers_failure() -> Parts:
     """A refusal in the second attempt makes the first one's possible effect forgotten."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def abandon(self, attempt: Attempt, *, no_effect: bool) -> Op[None]:
             attempt.attempt = 1
             return super().abandon(attempt, no_effect=no_effect)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))

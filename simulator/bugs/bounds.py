@@ -16,8 +16,9 @@ from oncekey._core.record import Claim, Record, State
 from oncekey._core.verbs import Find, Found, Insert, Sweep
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Call, Execute, Guard, Refuse
+from oncekey._engine.ownership import Ownership
 from oncekey._engine.session import Session
-from simulator.bugs.planting import Pliable, deciding, planted, swapping
+from simulator.bugs.planting import Pliable, deciding, owning, planted, swapping
 from simulator.heartbeat import Heart
 from simulator.parts import Parts
 
@@ -99,14 +100,14 @@ def lost_claim_stays() -> Parts:
 def lost_claim_looked_for_once() -> Parts:
     """The search for a lost claim overtakes it on another connection, and finds nothing."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def forget(self, claim: Claim) -> Op[None]:
             found = yield Find(claim.id)
             if found is not None and found.token == claim.token and found.state is State.RUNNING:
                 held = lifecycle.Held(claim.id, found.fence, claim.token)
                 yield lifecycle.release(held, no_effect=found.attempt == 1, retention_s=60.0)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 # ------------------------------------------------------- one clock, lost replies (P8, P9)
@@ -125,7 +126,7 @@ def own_claim_not_recognised() -> Parts:
     class Engine(Guard):
         def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
             asked_at = self._clock.monotonic()
-            outcome = yield from self._ask(Insert(claim), claim, heard_of=heard_of)
+            outcome = yield from self.calls.ask(Insert(claim), claim, heard_of=heard_of)
             if isinstance(outcome, Found):
                 return outcome.record
             return self._execute(claim, policy, outcome.fence, claimed_at=asked_at)

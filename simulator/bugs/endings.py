@@ -14,12 +14,13 @@ from oncekey._core.op import Op
 from oncekey._core.policy import Policy, Verdict
 from oncekey._core.record import Answer, Claim, Record, State
 from oncekey._core.verbs import Done, Refused, Swap
+from oncekey._engine.admission import Admission
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Call, Execute, Finished, Given, Refuse, Replay
-from oncekey._engine.guard import Guard
+from oncekey._engine.ownership import Ownership
 from oncekey.atomic._transaction import AtomicOperation, Commit
 from oncekey.errors import StoreUnavailable
-from simulator.bugs.planting import changing, planted
+from simulator.bugs.planting import admitting, changing, owning, planted
 from simulator.parts import Parts
 
 
@@ -45,7 +46,7 @@ def _ending(*rows: tuple[End, str], fate: Fate) -> Parts:
 def an_exception_under_block_releases() -> Parts:
     """A bank did not answer in time, and the handler raised: the retry charges a second time."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def conclude_failed(
             self, attempt: Attempt, error: BaseException, call: Call
         ) -> Op[Finished]:
@@ -53,14 +54,14 @@ def an_exception_under_block_releases() -> Parts:
                 return self.conclude(attempt, End.FAILED, None, call)
             return super().conclude_failed(attempt, error, call)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=200)
 def a_cancellation_under_block_releases() -> Parts:
     """A limit on time cut the handler off after it had charged: the retry charges again."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def conclude_failed(
             self, attempt: Attempt, error: BaseException, call: Call
         ) -> Op[Finished]:
@@ -68,7 +69,7 @@ def a_cancellation_under_block_releases() -> Parts:
                 return self.conclude(attempt, End.FAILED, None, call)
             return super().conclude_failed(attempt, error, call)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=200)
@@ -114,14 +115,14 @@ def a_step_that_broke_releases() -> Parts:
 def a_step_that_broke_is_overlooked() -> Parts:
     """Only the exception counts, not that it came out of a step that must not be repeated."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def conclude(
             self, attempt: Attempt, end: End, answer: Answer | None, call: Call
         ) -> Op[Finished]:
             attempt.steps._begun.clear()
             return super().conclude(attempt, end, answer, call)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=100)
@@ -137,24 +138,24 @@ def proofs_are_not_believed() -> Parts:
 def a_lapse_is_left_to_itself() -> Parts:
     """An attempt that broke keeps its lease: every retry is refused until that runs out."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def _lapse(self, attempt: Attempt, call: Call) -> Any:
             yield from ()
             attempt.finished = True
             return Given()
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=500)
 def a_lapse_completes() -> Parts:
     """What nobody knows the end of is stored as done, with an answer that is none."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def _lapse(self, attempt: Attempt, call: Call) -> Any:
             return self.finish(attempt, Answer(500, (), b"failed"), call)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=3000)
@@ -205,32 +206,32 @@ def nobody_is_asked() -> Parts:
 def runs_when_it_has_found_out_too_late() -> Parts:
     """To find out took longer than the lease: another has asked too, and both of them run."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def _overslept(self, attempt: Attempt) -> bool:
             return False
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=40_000)
 def too_old_frees_what_must_be_asked_about() -> Parts:
     """A host whose clock is ahead gives back what lapsed: another one runs it, and asks nobody."""
 
-    class Engine(Guard):
+    class Engine(Admission):
         def let_run(self, claimed: Execute, call: Call) -> Op[Execute | Replay | Refuse]:
             asks, claimed.attempt.asks = claimed.attempt.asks, False
             decision = yield from super().let_run(claimed, call)
             claimed.attempt.asks = asks
             return decision
 
-    return Parts(guard=Engine)
+    return Parts(guard=admitting(Engine))
 
 
 @planted(seeds=10_000)
 def a_lost_take_over_frees_what_must_be_asked_about() -> Parts:
     """No reply came to a take-over: when that is found it is given back, and a retry runs it."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def forget(self, claim: Claim) -> Op[None]:
             op = super().forget(claim)
             try:
@@ -247,7 +248,7 @@ def a_lost_take_over_frees_what_must_be_asked_about() -> Parts:
             except StopIteration:
                 return
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=10_000)

@@ -10,9 +10,9 @@ from oncekey._core.problems import Problem
 from oncekey._core.record import State
 from oncekey._core.retention import tombstone_s
 from oncekey._core.verbs import Sweep
+from oncekey._engine.admission import Admission
 from oncekey._engine.decisions import Call, Execute, Refuse, Replay
-from oncekey._engine.guard import Guard
-from simulator.bugs.planting import Pliable, deciding, planted
+from simulator.bugs.planting import Pliable, admitting, deciding, planted
 from simulator.parts import Parts
 
 
@@ -41,7 +41,7 @@ def answer_outlives_its_retention() -> Parts:
 def old_keys_run() -> Parts:
     """A key tells that it is older than memory, and nobody asks: what was done is done again."""
 
-    class Engine(Guard):
+    class Engine(Admission):
         def barred(self, call: Call, policy: Policy) -> Problem | None:
             return None
 
@@ -49,4 +49,4 @@ def old_keys_run() -> Parts:
             yield from ()
             return claimed
 
-    return Parts(guard=Engine)
+    return Parts(guard=admitting(Engine))

@@ -9,10 +9,11 @@ from oncekey._core.op import Op
 from oncekey._core.record import State
 from oncekey._core.verbs import Done, Find, Found, Insert, Refused, Swap, Sweep, Verb, When
 from oncekey._engine.attempt import Attempt
-from oncekey._engine.guard import Guard
+from oncekey._engine.ownership import Ownership
+from oncekey._engine.store_calls import StoreCalls
 from oncekey.stores.batching import Queue, Ticket
 from oncekey.stores.memory import MemoryStore
-from simulator.bugs.planting import Pliable, as_found, changing, planted, swapping
+from simulator.bugs.planting import Pliable, as_found, asking, changing, owning, planted, swapping
 from simulator.parts import Parts
 from simulator.store_link import StoreClock
 from simulator.task import Task
@@ -29,15 +30,15 @@ def check_then_insert() -> Parts:
             self._rows.pop(verb.id, None)
             return super()._insert(verb, now)
 
-    class Engine(Guard):
-        def _ask(self, verb: Verb, about: Any, *, heard_of: bool = True) -> Op[Any]:
+    class Engine(StoreCalls):
+        def ask(self, verb: Verb, about: Any, *, heard_of: bool = True) -> Op[Any]:
             if isinstance(verb, Insert):
-                found = yield from super()._ask(Find(verb.id), about, heard_of=heard_of)
+                found = yield from super().ask(Find(verb.id), about, heard_of=heard_of)
                 if found is not None:
                     return Found(found)
-            return (yield from super()._ask(verb, about, heard_of=heard_of))
+            return (yield from super().ask(verb, about, heard_of=heard_of))
 
-    return Parts(store=Store, guard=Engine)
+    return Parts(store=Store, guard=asking(Engine))
 
 
 @planted(seeds=300)
@@ -89,11 +90,11 @@ def two_winners_in_one_batch() -> Parts:
 def unprotected_after_an_answer() -> Parts:
     """The store goes down after it told that the key is taken; the request runs unprotected."""
 
-    class Engine(Guard):
-        def _ask(self, verb: Verb, about: Any, *, heard_of: bool = True) -> Op[Any]:
-            return (yield from super()._ask(verb, about, heard_of=False))
+    class Engine(StoreCalls):
+        def ask(self, verb: Verb, about: Any, *, heard_of: bool = True) -> Op[Any]:
+            return (yield from super().ask(verb, about, heard_of=False))
 
-    return Parts(guard=Engine)
+    return Parts(guard=asking(Engine))
 
 
 # --------------------------------------------------------------------------------- fenced (P2)
@@ -185,8 +186,8 @@ def late_renew_revives() -> Parts:
 def loss_is_not_signalled() -> Parts:
     """A handler that asks before each effect is never told that somebody else goes on."""
 
-    class Silent(Guard):
+    class Silent(Ownership):
         def lose(self, attempt: Attempt, reason: str) -> None:
             pass
 
-    return Parts(guard=Silent)
+    return Parts(guard=owning(Silent))

@@ -13,6 +13,10 @@ from oncekey._core.fingerprint import Comparison
 from oncekey._core.lifecycle import Action, Situation
 from oncekey._core.op import Op
 from oncekey._core.verbs import AppendStep, Done, Insert, Refused, Swap, Sweep, Verb
+from oncekey._engine.admission import Admission
+from oncekey._engine.guard import Guard
+from oncekey._engine.ownership import Ownership
+from oncekey._engine.store_calls import StoreCalls
 from oncekey.stores.memory import MemoryStore
 from simulator.parts import Parts
 
@@ -76,6 +80,33 @@ def swapping(change: Callable[[Any, Swap], Swap]) -> Parts:
             return super()._swap(verb if row is None else change(row, verb), now)
 
     return Parts(store=Store)
+
+
+def owning(kind: type[Ownership]) -> type[Guard]:
+    """An engine that does with its records what this one does."""
+
+    class Engine(Guard):
+        make_ownership = kind
+
+    return Engine
+
+
+def asking(kind: type[StoreCalls]) -> type[Guard]:
+    """An engine that asks the store as this one does."""
+
+    class Engine(Guard):
+        make_calls = kind
+
+    return Engine
+
+
+def admitting(kind: type[Admission]) -> type[Guard]:
+    """An engine that lets run what this one does."""
+
+    class Engine(Guard):
+        make_admission = kind
+
+    return Engine
 
 
 def as_found(row: Any, verb: Swap) -> Swap:

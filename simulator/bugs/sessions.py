@@ -90,7 +90,7 @@ def ended_twice() -> Parts:
 
     class Twice(Session):
         def failed(self, error: BaseException) -> Op[Finished | None]:
-            return self._engine.conclude_failed(self.attempt, error, self.call)
+            return self._ownership.conclude_failed(self.attempt, error, self.call)
 
     return Parts(session=Twice)
 

@@ -13,9 +13,10 @@ from oncekey._core.op import Op
 from oncekey._core.record import Answer, Step
 from oncekey._core.verbs import AppendStep, Done, Refused, Swap, When
 from oncekey._engine.attempt import Attempt
-from oncekey._engine.guard import Call, Finished, Guard
+from oncekey._engine.guard import Call, Finished
+from oncekey._engine.ownership import Ownership
 from simulator import steps as stepping
-from simulator.bugs.planting import Pliable, as_found, planted
+from simulator.bugs.planting import Pliable, as_found, owning, planted
 from simulator.parts import Parts
 
 
@@ -23,12 +24,12 @@ from simulator.parts import Parts
 def steps_begin_anew() -> Parts:
     """A later attempt does not look what was kept: it takes every step again."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def steps(self, attempt: Attempt) -> Op[list[Step]]:
             yield from super().steps(attempt)
             return []
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 @planted(seeds=500)
@@ -66,13 +67,13 @@ def steps_are_kept_for_zombies() -> Parts:
 def at_most_once_leaves_no_mark() -> Parts:
     """The start of a step that must not be repeated is not written down."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def keep_step(self, attempt: Attempt, step: Step) -> Any:
             if step.result is not None:
                 return (yield from super().keep_step(attempt, step))
             return Done(attempt.fence)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))
 
 
 # ----------------------------------------------------------------------------- the recoverer
@@ -96,7 +97,7 @@ def recoverer_takes_without_asking() -> Parts:
 def orphan_gives_up_at_once() -> Parts:
     """An orphan whose handler failed is given up at the first try."""
 
-    class Engine(Guard):
+    class Engine(Ownership):
         def conclude(
             self, attempt: Attempt, end: End, answer: Answer | None, call: Call
         ) -> Op[Finished]:
@@ -104,4 +105,4 @@ def orphan_gives_up_at_once() -> Parts:
                 end = End.UNKNOWN
             return super().conclude(attempt, end, answer, call)
 
-    return Parts(guard=Engine)
+    return Parts(guard=owning(Engine))

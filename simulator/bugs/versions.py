@@ -15,7 +15,7 @@ from oncekey._core.record import Claim, Record
 from oncekey._core.verbs import Done, Refused, Swap
 from oncekey._engine import guard, ownership
 from oncekey._engine.decisions import Call
-from oncekey._engine.ownership import compared
+from oncekey._engine.replays import compare_request
 from simulator.bugs.planting import Pliable, changing, deciding, planted
 from simulator.parts import Parts
 from simulator.upgrade import STRANGE
@@ -116,14 +116,14 @@ def _comparing_earlier(outcome: Comparison) -> Parts:
     def careless(record: Record, call: Call) -> Op[Comparison]:
         if record.fingerprint_version < call.fingerprint.version < STRANGE:
             return outcome
-        return (yield from compared(record, call))
+        return (yield from compare_request(record, call))
 
     @contextmanager
     def tables() -> Iterator[None]:
-        guard.compared = ownership.compared = careless  # type: ignore[attr-defined]
+        guard.compare_request = ownership.compare_request = careless  # type: ignore[attr-defined]
         try:
             yield
         finally:
-            guard.compared = ownership.compared = compared  # type: ignore[attr-defined]
+            guard.compare_request = ownership.compare_request = compare_request  # type: ignore[attr-defined]
 
     return Parts(tables=tables)

@@ -415,7 +415,9 @@ async def leased(shop: Shop, key: str, **policy: Any) -> AsyncIterator[tuple[Run
 
 async def finish(runtime: Runtime, attempt: Attempt, end: End) -> None:
     answer = Answer(202, (), b"leased") if end is End.KEPT else None
-    await runtime.drive(runtime.guard.conclude(attempt, end, answer, call(attempt.key or "")))
+    await runtime.drive(
+        runtime.guard.ownership.conclude(attempt, end, answer, call(attempt.key or ""))
+    )
 
 
 Opener = Callable[..., AbstractAsyncContextManager[Shop]]

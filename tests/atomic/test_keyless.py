@@ -39,7 +39,7 @@ async def test_what_is_answered_commits_or_is_undone(opener: Opener, kind: str) 
     async with opener(kind) as shop:
         seen: list[Any] = []
         told: list[Any] = []
-        shop.app.edge.guard._hooks = events.Hooks([told.append])
+        shop.app.edge.guard.reports.hooks = events.Hooks([told.append])
 
         def look() -> None:
             attempt = oncekey.current()

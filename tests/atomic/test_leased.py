@@ -210,7 +210,7 @@ async def test_others_go_on_while_an_atomic_one_runs(opener: Opener, kind: str) 
             decision = await runtime.drive(runtime.guard.begin(mine, Policy().settled()))
             assert isinstance(decision, Execute)
             await runtime.drive(
-                runtime.guard.conclude(decision.attempt, End.KEPT, Answer(200), mine)
+                runtime.guard.ownership.conclude(decision.attempt, End.KEPT, Answer(200), mine)
             )
 
         async def duplicate() -> None:

@@ -71,7 +71,7 @@ class Script:
 
     def conclude(self, attempt: Attempt, end: End, *replies: Any) -> Any:
         answer = ANSWER if end is End.KEPT else None
-        return self.drive(self.guard.conclude(attempt, end, answer, CALL), *replies)
+        return self.drive(self.guard.ownership.conclude(attempt, end, answer, CALL), *replies)
 
     def orphan(self) -> Record:
         running = _in_flight(self.claim)

@@ -18,7 +18,7 @@ FEW = marked("asyncpg", "AsyncSession on asyncpg", "Session", "Django", "sqlite3
 
 def heard(shop: Shop) -> list[Any]:
     told = list[Any]()
-    shop.app.edge.guard._hooks = events.Hooks([told.append])
+    shop.app.edge.guard.reports.hooks = events.Hooks([told.append])
     return told
 
 

@@ -29,7 +29,7 @@ def test_p11_threads_that_forget_lost_claims_are_bounded(
         yield from ()
         raise StoreUnfit("it is a replica now")
 
-    monkeypatch.setattr(runtime.guard, "forget", forget)
+    monkeypatch.setattr(runtime.guard.ownership, "forget", forget)
     lost: Any = object()
     for _ in range(5):
         runtime.background.forget_sync(lost)
@@ -56,7 +56,7 @@ async def test_p11_tasks_that_forget_lost_claims_are_bounded(
         yield from ()
         forgotten.append(claim)
 
-    monkeypatch.setattr(runtime.guard, "forget", forget)
+    monkeypatch.setattr(runtime.guard.ownership, "forget", forget)
     for claim in range(5):
         runtime.background.forget(claim)  # type: ignore[arg-type]
     await runtime.background.drain(10)
@@ -75,7 +75,7 @@ async def test_a_claim_that_cannot_be_forgotten_is_told(
         yield from ()
         raise StoreUnfit("it is a replica now")
 
-    monkeypatch.setattr(runtime.guard, "forget", forget)
+    monkeypatch.setattr(runtime.guard.ownership, "forget", forget)
     lost: Any = object()
     runtime.background.forget(lost)
     assert await runtime.background.drain(10) == 0

@@ -53,7 +53,7 @@ class World:
         """Run it to its end."""
         decision = self.begin(call)
         assert isinstance(decision, Execute), decision
-        finished = self.drive(self.guard.finish(decision.attempt, ANSWER, call))
+        finished = self.drive(self.guard.ownership.finish(decision.attempt, ANSWER, call))
         assert isinstance(finished, Stored), finished
         return finished
 
@@ -120,7 +120,7 @@ def test_an_old_key_that_is_known_to_have_failed_may_run_again() -> None:
     world = World(key_age_s_max=600)
     call = world.key()
     decision = world.begin(call)
-    world.drive(world.guard.conclude(decision.attempt, End.FAILED, None, call))
+    world.drive(world.guard.ownership.conclude(decision.attempt, End.FAILED, None, call))
     world.clock.advance(RETENTION_S - 1)
     assert isinstance(world.begin(call), Execute)
 
@@ -130,7 +130,7 @@ def test_an_old_key_that_expires_while_it_is_looked_at_does_not_start_over() -> 
     world = World(key_age_s_max=600)
     call = world.key()
     decision = world.begin(call)
-    world.drive(world.guard.conclude(decision.attempt, End.FAILED, None, call))
+    world.drive(world.guard.ownership.conclude(decision.attempt, End.FAILED, None, call))
     world.clock.advance(RETENTION_S - 1)
     op = world.guard.begin(call, world.policy)
     found = Gatherer(world.store).ask(next(op))
@@ -179,7 +179,7 @@ def test_e67_nor_does_a_retry_of_such_a_claim() -> None:
         claim = world.guard.claim(call, world.policy)
         Gatherer(world.store).ask(Insert(claim))
         if gives_back:
-            world.drive(world.guard.forget(claim))
+            world.drive(world.guard.ownership.forget(claim))
         world.clock.advance(10)
         for _ in range(3):
             assert world.refused(call) is Kind.TOO_OLD
@@ -257,7 +257,7 @@ def test_another_request_is_told_the_same(entombed: World) -> None:
 def test_what_was_released_has_no_tombstone(entombed: World) -> None:
     call = entombed.call()
     decision = entombed.begin(call)
-    entombed.drive(entombed.guard.conclude(decision.attempt, End.FAILED, None, call))
+    entombed.drive(entombed.guard.ownership.conclude(decision.attempt, End.FAILED, None, call))
     entombed.clock.advance(RETENTION_S)
     assert isinstance(entombed.begin(call), Execute)
 
@@ -290,7 +290,7 @@ def test_retention_from_first_use_is_followed_by_the_tombstone() -> None:
     call = world.call()
     decision = world.begin(call)
     world.clock.advance(400)
-    finished = world.drive(world.guard.finish(decision.attempt, ANSWER, call))
+    finished = world.drive(world.guard.ownership.finish(decision.attempt, ANSWER, call))
     assert finished.expires_in_s == RETENTION_S - 400
     world.clock.advance(600)
     assert world.refused(call) is Kind.KEY_EXPIRED
@@ -330,7 +330,7 @@ def test_so_is_one_that_asks_for_less_also_when_it_failed() -> None:
     record = world.found(call)
     assert record is not None
     assert record.retention_s == 10
-    world.drive(world.guard.conclude(decision.attempt, End.FAILED, None, call))
+    world.drive(world.guard.ownership.conclude(decision.attempt, End.FAILED, None, call))
     world.clock.advance(10)
     released = world.found(call)
     assert released is not None

@@ -58,7 +58,7 @@ def test_p1_whoever_sleeps_for_a_lease_again_and_again_does_not_run(lapses: int)
     assert isinstance(late, Refuse)
     assert late.problem.kind is Kind.STORE_UNAVAILABLE
     assert late.lost_claim == claim
-    world.drive(world.guard.forget(claim))
+    world.drive(world.guard.ownership.forget(claim))
     assert world.execute().attempt.attempt == 1 + 2 * lapses
 
 
@@ -221,7 +221,7 @@ def test_an_insert_that_lands_before_the_take_over_has_been_running_since(world:
 
 
 def test_p11_a_record_that_changes_at_every_look_is_not_looked_at_for_ever(world: World) -> None:
-    world.drive(world.guard.abandon(world.execute().attempt, no_effect=False))
+    world.drive(world.guard.ownership.abandon(world.execute().attempt, no_effect=False))
     swaps: list[Swap] = []
 
     def ask(question: Any) -> Any:
@@ -251,7 +251,7 @@ def test_a_deadline_that_could_not_be_shortened_is_looked_at_again(world: World)
         if isinstance(question, Insert):
             return overlong
         if isinstance(question, Swap) and question.when is When.OVERLONG:
-            world.drive(world.guard.abandon(first.attempt, no_effect=False))
+            world.drive(world.guard.ownership.abandon(first.attempt, no_effect=False))
             return Refused(world.found())
         return world.ask(question)
 

@@ -34,8 +34,8 @@ OTHER = Call("acme", "POST /orders", "k1", Fingerprint(1, b"\x01" * 32))
 
 def test_no_effect_speaks_of_one_attempt_alone(world: World) -> None:
     """P5: what an earlier attempt may have done keeps the key bound to its request."""
-    world.drive(world.guard.abandon(world.execute().attempt, no_effect=False))
-    world.drive(world.guard.abandon(world.execute().attempt, no_effect=True))
+    world.drive(world.guard.ownership.abandon(world.execute().attempt, no_effect=False))
+    world.drive(world.guard.ownership.abandon(world.execute().attempt, no_effect=True))
 
     decision = world.begin(OTHER)
     assert isinstance(decision, Refuse)
@@ -45,11 +45,11 @@ def test_no_effect_speaks_of_one_attempt_alone(world: World) -> None:
 
 def test_after_no_effect_it_is_as_if_nobody_had_tried(world: World) -> None:
     """P7: another request may use the key, and it is the first attempt again."""
-    world.drive(world.guard.abandon(world.execute().attempt, no_effect=True))
+    world.drive(world.guard.ownership.abandon(world.execute().attempt, no_effect=True))
     attempt = world.execute(OTHER).attempt
 
     assert (attempt.attempt, attempt.lapses) == (1, 0)
-    world.drive(world.guard.abandon(attempt, no_effect=True))
+    world.drive(world.guard.ownership.abandon(attempt, no_effect=True))
     assert world.found().no_effect
 
 
@@ -63,7 +63,7 @@ def test_a_lost_claim_is_forgotten_without_effect(recovery: str) -> None:
     claim = world.guard.claim(CALL, world.policy)
     world.ask(Insert(claim))
     world.asked.clear()
-    world.drive(world.guard.forget(claim))
+    world.drive(world.guard.ownership.forget(claim))
 
     assert [type(verb) for verb in world.asked] == [Find, Swap], "one that was found is found"
     assert (world.found().state, world.found().no_effect) == (State.RELEASED, True)
@@ -71,10 +71,10 @@ def test_a_lost_claim_is_forgotten_without_effect(recovery: str) -> None:
 
 def test_a_lost_claim_after_a_failure_leaves_the_failure(world: World) -> None:
     """P5: forgetting the second claim must not forget what the first attempt may have done."""
-    world.drive(world.guard.abandon(world.execute().attempt, no_effect=False))
+    world.drive(world.guard.ownership.abandon(world.execute().attempt, no_effect=False))
     claim = world.guard.claim(CALL, world.policy)
     assert isinstance(world.begin(claim=claim), Execute)
-    world.drive(world.guard.forget(claim))
+    world.drive(world.guard.ownership.forget(claim))
 
     assert (world.found().state, world.found().no_effect) == (State.RELEASED, False)
 
@@ -90,7 +90,7 @@ def test_a_lost_take_over_is_left_to_lapse(recovery: str) -> None:
     world.clock.advance(LEASE_S)
     claim = world.guard.claim(CALL, world.policy)
     assert isinstance(world.begin(claim=claim), Execute)
-    world.drive(world.guard.forget(claim))
+    world.drive(world.guard.ownership.forget(claim))
 
     assert world.found().state is State.RUNNING
     world.clock.advance(LEASE_S)
@@ -102,7 +102,7 @@ def test_p6_a_lost_take_over_of_what_may_run_again_is_given_back(world: World) -
     world.clock.advance(LEASE_S)
     claim = world.guard.claim(CALL, world.policy)
     assert isinstance(world.begin(claim=claim), Execute)
-    world.drive(world.guard.forget(claim))
+    world.drive(world.guard.ownership.forget(claim))
 
     assert (world.found().state, world.found().no_effect) == (State.RELEASED, False)
 
@@ -120,7 +120,7 @@ def test_a_lost_claim_that_is_still_on_its_way_is_found(world: World) -> None:
                 world.ask(Insert(claim))
         return world.ask(question)
 
-    world.drive(world.guard.forget(claim), ask)
+    world.drive(world.guard.ownership.forget(claim), ask)
     assert world.found().state is State.RELEASED
 
 
@@ -137,14 +137,14 @@ def test_the_search_for_a_lost_claim_ends_where_one_is_found_that_nobody_can_rea
             raise CorruptRecord("sealed by another secret")
         return world.ask(question)
 
-    world.drive(world.guard.forget(world.guard.claim(CALL, world.policy)), ask)
+    world.drive(world.guard.ownership.forget(world.guard.claim(CALL, world.policy)), ask)
     assert looks == 4
 
 
 def test_the_search_for_a_lost_claim_ends(world: World) -> None:
     """P11"""
     started = world.clock.monotonic()
-    world.drive(world.guard.forget(world.guard.claim(CALL, world.policy)))
+    world.drive(world.guard.ownership.forget(world.guard.claim(CALL, world.policy)))
 
     assert len(world.asked) == 4
     assert world.clock.monotonic() - started < LEASE_S
@@ -162,7 +162,7 @@ def test_p7_a_lost_claim_is_released_although_the_store_stays_down_for_a_while()
             raise StoreUnavailable("a failover")
         return world.ask(question)
 
-    world.drive(world.guard.forget(claim), ask)
+    world.drive(world.guard.ownership.forget(claim), ask)
     assert world.clock.monotonic() < up_at + LEASE_S / 2
     world.clock.advance(LEASE_S)
     world.execute(OTHER)
@@ -181,7 +181,7 @@ def test_p3_under_block_too_no_answer_goes_out_beside_one_that_may_be_committed(
             raise StoreUnavailable("its row is held", sent=True)
         return world.ask(question)
 
-    op = world.guard.conclude(attempt, End.KEPT, Answer(200, (), b"another"), CALL)
+    op = world.guard.ownership.conclude(attempt, End.KEPT, Answer(200, (), b"another"), CALL)
     assert world.drive(op, ask).problem.kind is Kind.STORE_UNAVAILABLE
 
 
@@ -192,10 +192,10 @@ def test_whoever_was_taken_over_does_not_say_that_nobody_knows(world: World) -> 
     world.clock.advance(LEASE_S)
     other = world.execute().attempt
 
-    op = world.guard.conclude(doubtful, End.FAILED, None, CALL)
+    op = world.guard.ownership.conclude(doubtful, End.FAILED, None, CALL)
     assert world.drive(op).problem.kind is Kind.IN_FLIGHT
-    world.drive(world.guard.finish(other, Answer(201, (), b"paid"), CALL))
-    ended = world.drive(world.guard.conclude(doubtful, End.FAILED, None, CALL))
+    world.drive(world.guard.ownership.finish(other, Answer(201, (), b"paid"), CALL))
+    ended = world.drive(world.guard.ownership.conclude(doubtful, End.FAILED, None, CALL))
     assert isinstance(ended, Replay)
 
 
@@ -207,9 +207,11 @@ def test_p2_who_completed_in_vain_answers_from_what_another_recorded(
     overtaken = world.execute().attempt
     overtaken.recorded = Answer(201, (), b"rolled back")
     world.clock.advance(LEASE_S)
-    world.drive(world.guard.finish(world.execute().attempt, Answer(201, (), b"paid"), CALL))
+    world.drive(
+        world.guard.ownership.finish(world.execute().attempt, Answer(201, (), b"paid"), CALL)
+    )
 
-    ended = world.drive(world.guard.conclude(overtaken, end, overtaken.recorded, CALL))
+    ended = world.drive(world.guard.ownership.conclude(overtaken, end, overtaken.recorded, CALL))
     assert isinstance(ended, Replay)
     assert ended.answer.body == b"paid"
     assert overtaken.lost
@@ -221,7 +223,7 @@ def test_p2_whose_record_was_swept_does_not_answer_by_itself(world: World) -> No
     world.clock.advance(LEASE_S + world.policy.retention_s)
     assert world.ask(Sweep(1)) == 1
 
-    ended = world.drive(world.guard.finish(late, Answer(201, (), b"late"), CALL))
+    ended = world.drive(world.guard.ownership.finish(late, Answer(201, (), b"late"), CALL))
     assert isinstance(ended, Refuse)
     assert (ended.problem.kind, ended.problem.retryable) == (Kind.IN_FLIGHT, True)
     assert late.lost
@@ -240,7 +242,7 @@ def test_what_nobody_can_tell_is_said_although_the_store_does_not_hear_of_it(
             raise failure
         return world.ask(question)
 
-    ended = world.drive(world.guard.conclude(doubtful, End.FAILED, None, CALL), ask)
+    ended = world.drive(world.guard.ownership.conclude(doubtful, End.FAILED, None, CALL), ask)
     assert ended.problem.kind is Kind.OUTCOME_UNKNOWN
     assert world.found().state is State.RUNNING
 
@@ -250,7 +252,7 @@ def test_somebody_is_told_of_what_was_given_up(world: World) -> None:
     world.guard = Guard(clock=world.clock, hooks=Hooks([heard.append]))
     doubtful = world.execute().attempt
     doubtful.doubted = True
-    world.drive(world.guard.conclude(doubtful, End.FAILED, None, CALL))
+    world.drive(world.guard.ownership.conclude(doubtful, End.FAILED, None, CALL))
 
     [told] = [event for event in heard if isinstance(event, OutcomeUnknown)]
     assert (told.operation, told.attempt, told.lapses) == ("POST /orders", 1, 0)
@@ -264,7 +266,7 @@ def test_p1_who_finds_out_too_late_that_it_was_not_done_does_not_run_it(late: bo
     world.clock.advance(LEASE_S)
     attempt = world.execute().attempt
     world.clock.advance(LEASE_S if late else LEASE_S / 2)
-    ended = world.drive(world.guard.learned(attempt, Learned.NOT_DONE, CALL))
+    ended = world.drive(world.guard.ownership.learned(attempt, Learned.NOT_DONE, CALL))
     assert attempt.lost is late
     if late:
         assert ended.problem.kind is Kind.UNSETTLED

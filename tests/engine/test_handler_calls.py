@@ -53,10 +53,10 @@ class World:
     async def attempt(self) -> oncekey.Attempt:
         decision = await arun(self.guard.begin(CALL, POLICY), self.ask)
         assert isinstance(decision, Execute)
-        heartbeat = Heartbeat(self.store, self.guard, self.clock)
+        heartbeat = Heartbeat(self.store, self.guard.ownership, self.clock)
         ask_sync: Callable[[Any], Any] = pytest.fail
         decision.attempt.ports = Ports(
-            self.guard,
+            self.guard.ownership,
             self.store,
             heartbeat,
             ask=self.ask,
@@ -66,7 +66,7 @@ class World:
         return decision.attempt
 
     async def release(self, attempt: oncekey.Attempt) -> None:
-        await arun(self.guard.conclude(attempt, End.FAILED, None, CALL), self.ask)
+        await arun(self.guard.ownership.conclude(attempt, End.FAILED, None, CALL), self.ask)
 
     def charge(self, amount: int = 1) -> str:
         self.charged += amount

@@ -40,7 +40,7 @@ class World:
         self.store = Failing(self.clock)
         self.events: list[Event] = []
         self.guard = Guard(clock=self.clock, hooks=Hooks([self.events.append]))
-        self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
+        self.heartbeat = Heartbeat(self.store, self.guard.ownership, self.clock)
         self.gatherer = Gatherer(self.store)
         self.policy = Policy(**{"lease_s": 30.0, **policy}).settled()
         self.attempt = self.begin()
@@ -118,7 +118,9 @@ def test_p2_an_attempt_that_was_taken_over_learns_it_and_renews_nothing() -> Non
 
 def test_a_late_renewal_does_not_revive_a_completed_record() -> None:
     world = World()
-    finished = run(world.guard.finish(world.attempt, Answer(201), CALL), world.gatherer.ask)
+    finished = run(
+        world.guard.ownership.finish(world.attempt, Answer(201), CALL), world.gatherer.ask
+    )
     assert isinstance(finished, Stored)
     world.attempt.finished = False  # as if the renewal had been sent just before
     world.beat()
@@ -173,7 +175,7 @@ def test_what_cannot_be_given_back_is_told_once_and_tried_less_often(
 ) -> None:
     world = World()
     attempt, line = world.attempt, StoreConnection(world.store)
-    attempt.lingering = Lingering(world.guard.renewal(attempt), no_effect=False)
+    attempt.lingering = Lingering(world.guard.ownership.renewal(attempt), no_effect=False)
     world.heartbeat._lingering.add(attempt)
     world.store.down, tries = True, world.store.tries
     for _ in range(1000):
@@ -260,7 +262,7 @@ def renewals() -> Iterator[threading.Semaphore]:
 
 def test_the_thread_renews_by_itself_and_stops_when_told(renewals: threading.Semaphore) -> None:
     store, guard = MemoryStore(), Guard()
-    heartbeat, gatherer = Heartbeat(store, guard), Gatherer(store)
+    heartbeat, gatherer = Heartbeat(store, guard.ownership), Gatherer(store)
     policy = Policy(lease_s=0.3).settled()
     decision = run(guard.begin(CALL, policy), gatherer.ask)
     assert isinstance(decision, Execute)
@@ -301,7 +303,7 @@ class Unreadable(MemoryStore):
 def test_one_record_that_cannot_be_renewed_costs_no_other_its_lease() -> None:
     clock = FakeClock()
     store, guard = Unreadable(clock), Guard(clock=clock)
-    heartbeat = Heartbeat(store, guard, clock)
+    heartbeat = Heartbeat(store, guard.ownership, clock)
     bad, healthy = (running(store, guard, key) for key in ("bad", "healthy"))
     store.bad = bad.held.id
     clock.advance(10)
@@ -391,7 +393,7 @@ def test_a_hook_that_would_end_the_process_does_not_end_the_heartbeat(
     def leave(event: Event) -> None:
         raise SystemExit(1)
 
-    world.guard._hooks = Hooks([leave, world.events.append])
+    world.guard.reports.hooks = Hooks([leave, world.events.append])
     world.clock.advance(60)
     world.beat()
     assert isinstance(world.events[-1], LeaseWasLost)
@@ -400,7 +402,7 @@ def test_a_hook_that_would_end_the_process_does_not_end_the_heartbeat(
 
 def test_stopping_ends_although_another_attempt_begins_meanwhile() -> None:
     store, guard = MemoryStore(), Guard()
-    heartbeat = Heartbeat(store, guard)
+    heartbeat = Heartbeat(store, guard.ownership)
     beating, go_on = threading.Event(), threading.Event()
 
     def pause() -> None:
@@ -431,7 +433,7 @@ def test_stopping_ends_although_another_attempt_begins_meanwhile() -> None:
 def test_p6_stopping_leaves_nobody_without_renewals_who_still_runs() -> None:
     """A process that ends waits for its threads: nobody may take over meanwhile what they do."""
     store, guard = MemoryStore(), Guard()
-    heartbeat = Heartbeat(store, guard)
+    heartbeat = Heartbeat(store, guard.ownership)
     renewals = threading.Semaphore(0)
     probes.arm("after_renew", renewals.release)
     try:

@@ -73,7 +73,7 @@ class World:
 
     def finish(self, decision: Any, key: str) -> None:
         call = Call("acme", "POST /orders", key, Fingerprint(1, bytes(32)))
-        run(self.guard.finish(decision.attempt, Answer(201), call), self.gatherer.ask)
+        run(self.guard.ownership.finish(decision.attempt, Answer(201), call), self.gatherer.ask)
 
     def done(self, key: str) -> None:
         self.finish(self.begin(key), key)
@@ -158,7 +158,7 @@ def test_what_was_restored_unfinished_is_not_run_again(world: World, left: str) 
     """It may have been finished after the backup was made."""
     attempt = world.begin("k1").attempt
     if left == "released":
-        run(world.guard.abandon(attempt, no_effect=False), world.gatherer.ask)
+        run(world.guard.ownership.abandon(attempt, no_effect=False), world.gatherer.ask)
     else:
         world.clock.advance(world.policy.lease_s + 1)
     world.raise_guard()
@@ -273,7 +273,7 @@ def test_while_the_notice_is_missed_what_is_known_is_replayed_and_nothing_runs(
     refused = begin_unseeing("k1")
     assert isinstance(refused, Refuse)
     assert refused.lost_claim is not None
-    run(world.guard.forget(refused.lost_claim), world.gatherer.ask)
+    run(world.guard.ownership.forget(refused.lost_claim), world.gatherer.ask)
     assert sorted(world.states()) == [State.COMPLETED, State.RELEASED]
     guard_of(world.store, Amnesia(world.clock.wall(), 0.0))
     assert isinstance(world.begin("k2"), Refuse), "it was raised meanwhile"

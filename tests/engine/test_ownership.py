@@ -70,7 +70,9 @@ class Process:
         return decision
 
     def conclude(self, running: Execute, answer: Answer | None, end: End) -> Finished:
-        return run(self.guard.conclude(running.attempt, end, answer, CALL), self.world.ask)
+        return run(
+            self.guard.ownership.conclude(running.attempt, end, answer, CALL), self.world.ask
+        )
 
     def complete(self, answer: Answer) -> Finished:
         return self.conclude(self.execute(), answer, End.KEPT)
@@ -238,7 +240,7 @@ def test_what_is_run_anew_takes_all_its_steps_again() -> None:
     world = World()
     old = world.process(3)
     running = old.execute()
-    run(old.guard.keep_step(running.attempt, Step("charge", b"d" * 16, b"1")), world.ask)
+    run(old.guard.ownership.keep_step(running.attempt, Step("charge", b"d" * 16, b"1")), world.ask)
     old.conclude(running, OLD, End.KEPT)
     new = world.process(4, stale="rerun")
     attempt = new.execute().attempt

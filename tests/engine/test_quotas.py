@@ -75,7 +75,7 @@ class Process:
             assert decision.problem.kind is Kind.OVER_QUOTA
             return False
         answer = Answer(201, (), body)
-        self.drive(self.guard.finish(decision.attempt, answer, _call(key, tenant)))
+        self.drive(self.guard.ownership.finish(decision.attempt, answer, _call(key, tenant)))
         return True
 
     def chore(self) -> None:
@@ -108,7 +108,7 @@ def test_e49_headers_are_bytes_too() -> None:
     process = World(bytes_max=10).process()
     decision = process.begin("k1")
     answer = Answer(201, ((b"etag", b"123456"),), b"")
-    process.drive(process.guard.finish(decision.attempt, answer, _call("k1")))
+    process.drive(process.guard.ownership.finish(decision.attempt, answer, _call("k1")))
     assert not process.done("k2")
 
 
@@ -127,7 +127,7 @@ def test_e49_retries_of_what_was_begun_are_not_affected() -> None:
     process = World(records_max=2).process()
     process.done("k1")
     failed = process.begin("k2")
-    process.drive(process.guard.conclude(failed.attempt, End.FAILED, None, _call("k2")))
+    process.drive(process.guard.ownership.conclude(failed.attempt, End.FAILED, None, _call("k2")))
     assert not process.done("k3")
     assert isinstance(process.begin("k1"), Replay)
     assert isinstance(process.begin("k2"), Execute)
@@ -138,7 +138,7 @@ def test_what_runs_again_counts_once() -> None:
     process = World(records_max=2).process()
     for _ in range(10):
         attempt = process.begin("k1").attempt
-        process.drive(process.guard.conclude(attempt, End.NO_EFFECT, None, _call("k1")))
+        process.drive(process.guard.ownership.conclude(attempt, End.NO_EFFECT, None, _call("k1")))
     assert process.done("k2")
     assert not process.done("k3")
 

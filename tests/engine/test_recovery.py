@@ -183,7 +183,9 @@ async def test_p1_nothing_is_taken_up_that_is_not_abandoned(how: str) -> None:
     shopping = service(Shop(), retention_s=60.0)
     attempt = shopping.begin("k", {})
     if how == "released":
-        shopping.edge.runtime.drive_sync(shopping.edge.guard.abandon(attempt, no_effect=False))
+        shopping.edge.runtime.drive_sync(
+            shopping.edge.guard.ownership.abandon(attempt, no_effect=False)
+        )
     if how == "expired":
         shopping.clock.advance(LEASE_S + 60.0)
     before = shopping.look(attempt.held.id)

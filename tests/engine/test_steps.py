@@ -41,9 +41,9 @@ class World:
         self.gatherer = Gatherer(self.store)
         self.asked: list[Any] = []
         self.ports = Ports(
-            self.guard,
+            self.guard.ownership,
             self.store,
-            Heartbeat(self.store, self.guard, self.clock),
+            Heartbeat(self.store, self.guard.ownership, self.clock),
             ask=in_thread(self.ask),
             ask_sync=self.ask,
             forget=lambda claim: pytest.fail(repr(claim)),
@@ -153,7 +153,7 @@ def test_what_was_not_come_to_is_told(caplog: pytest.LogCaptureFixture) -> None:
     second = world.attempt()
     second.step_sync("a", lambda: 1)
     assert second.steps.left_over == ["b"]
-    run(world.guard.conclude(second, End.KEPT, Answer(201), CALL), world.ask)
+    run(world.guard.ownership.conclude(second, End.KEPT, Answer(201), CALL), world.ask)
     assert "ends without the steps 'b'" in caplog.text
 
 
@@ -164,7 +164,7 @@ def test_of_an_attempt_that_came_to_every_step_nothing_is_told(
     world.attempt().step_sync("a", lambda: 1)
     second = world.attempt()
     second.step_sync("a", lambda: 1)
-    run(world.guard.conclude(second, End.KEPT, Answer(201), CALL), world.ask)
+    run(world.guard.ownership.conclude(second, End.KEPT, Answer(201), CALL), world.ask)
     assert not caplog.text
 
 
@@ -203,7 +203,7 @@ def test_a_purge_never_takes_a_step_twice(at_most_once: bool) -> None:
     world = World()
     first = world.attempt()
     assert first.step_sync("print", lambda: "page 1", at_most_once=at_most_once) == "page 1"
-    run(world.guard.abandon(first, no_effect=False), world.ask)
+    run(world.guard.ownership.abandon(first, no_effect=False), world.ask)
     assert world.ask(Purge("acme", 10)) == 1
 
     with pytest.raises(OutcomeUnknown):
@@ -216,7 +216,7 @@ def test_at_most_once_that_began_is_no_attempt_without_effect() -> None:
     first = world.attempt()
     with pytest.raises(KeyboardInterrupt):
         first.step_sync("charge", _dies, at_most_once=True)
-    run(world.guard.abandon(first, no_effect=True), world.ask)
+    run(world.guard.ownership.abandon(first, no_effect=True), world.ask)
     with pytest.raises(OutcomeUnknown, match="charge"):
         world.attempt().step_sync("charge", lambda: pytest.fail("ran"), at_most_once=True)
 
@@ -228,7 +228,7 @@ async def test_p5_a_step_that_failed_binds_the_key_to_its_request(awaited: bool)
     first = world.attempt()
     with pytest.raises(KeyboardInterrupt):
         await first.step("charge", _dies) if awaited else first.step_sync("charge", _dies)
-    run(world.guard.abandon(first, no_effect=True), world.ask)
+    run(world.guard.ownership.abandon(first, no_effect=True), world.ask)
     other = dataclasses.replace(CALL, fingerprint=Fingerprint(1, b"\x01" * 32))
     refused = run(world.guard.begin(other, world.policy), world.ask)
     assert isinstance(refused, Refuse)
@@ -241,7 +241,7 @@ def test_a_step_that_is_rolled_back_leaves_the_key_to_another_request() -> None:
     first = world.attempt()
     with pytest.raises(KeyboardInterrupt):
         first.step_sync("order", _dies, within=object())
-    run(world.guard.abandon(first, no_effect=True), world.ask)
+    run(world.guard.ownership.abandon(first, no_effect=True), world.ask)
     other = dataclasses.replace(CALL, fingerprint=Fingerprint(1, b"\x01" * 32))
     assert isinstance(run(world.guard.begin(other, world.policy), world.ask), Execute)
 
@@ -431,7 +431,7 @@ async def test_the_wrong_way_to_ask_is_told_before_the_effect() -> None:
 async def test_both_ways_to_ask_keep_the_same() -> None:
     world = World()
     assert await world.attempt().step("s", json.dumps, [1]) == "[1]"
-    found = await arun(world.guard.steps(world.attempt()), in_thread(world.ask))
+    found = await arun(world.guard.ownership.steps(world.attempt()), in_thread(world.ask))
     assert [(step.name, step.result) for step in found] == [("s", b'"[1]"')]
 
 

@@ -14,7 +14,7 @@ from oncekey._core.retention import answer_left_s
 from oncekey._core.verbs import Find, Scan
 from oncekey._engine.guard import Guard
 from oncekey._engine.sweeper import Sweeper
-from oncekey._engine.tombstones import LOOK_BACK_S, MARGIN_S, OPERATION, SPAN_S, Fading
+from oncekey._engine.tombstones import LOOK_BACK_S, MARGIN_S, OPERATION, SPAN_S, Tombstones
 from oncekey._system.chance import random_token
 from oncekey._system.clock import FakeClock
 from oncekey.errors import NotKept
@@ -46,7 +46,7 @@ class Fader(World):
         self.guard = Guard(clock=self.clock)
 
     def chore(self) -> None:
-        self.guard.fading.work(StoreConnection(self.store), go_on)
+        self.guard.ownership.tombstones.work(StoreConnection(self.store), go_on)
 
     def keys(self, count: int) -> list[Any]:
         calls = [self.call(f"k{number}") for number in range(count)]
@@ -110,7 +110,7 @@ def test_another_process_finds_what_one_has_listed() -> None:
     """It begins to look when it has completed something of its own."""
     world = Fader()
     calls = world.keys(50)
-    world.guard.fading.finish(StoreConnection(world.store))
+    world.guard.ownership.tombstones.finish(StoreConnection(world.store))
     world.restart()
     world.clock.advance(DUE_S)
     world.chore()
@@ -165,13 +165,13 @@ def test_what_was_listed_and_is_no_tombstone_is_left_alone() -> None:
     world = Fader()
     running, kept = world.call("running"), world.call("kept")
     attempt = world.begin(running).attempt
-    world.guard.fading.note(attempt.held.id, 0.0)
-    world.guard.fading.note(bytes(32), 0.0)
+    world.guard.ownership.tombstones.note(attempt.held.id, 0.0)
+    world.guard.ownership.tombstones.note(bytes(32), 0.0)
     world.policy = Policy().settled()
     world.done(kept)
     record = world.found(kept)
     assert record is not None
-    world.guard.fading.note(record.id, 0.0)
+    world.guard.ownership.tombstones.note(record.id, 0.0)
     for _ in range(2):
         world.clock.advance(SPAN_S + MARGIN_S)
         world.chore()
@@ -187,7 +187,7 @@ def test_a_store_that_fails_meanwhile_only_delays_it(batches: int) -> None:
     for advance in (0.0, DUE_S):
         world.clock.advance(advance)
         store.left = batches
-        Sweeper(store).do(world.guard.fading, StoreConnection(store))
+        Sweeper(store).do(world.guard.ownership.tombstones, StoreConnection(store))
         store.left = math.inf
     for _ in range(3):
         world.chore()
@@ -218,7 +218,7 @@ def test_it_stops_when_it_is_told_to_and_goes_on_later() -> None:
     calls = world.keys(50)
     world.chore()
     world.clock.advance(DUE_S)
-    world.guard.fading.work(StoreConnection(world.store), lambda: True)
+    world.guard.ownership.tombstones.work(StoreConnection(world.store), lambda: True)
     assert {world.content_of(call)[1] for call in calls} == {b"created", None}
     world.chore()
     assert {world.content_of(call) for call in calls} == {BLANK}
@@ -250,7 +250,7 @@ def test_p11_a_clock_that_is_set_ahead_by_years_costs_no_look_at_each_of_them() 
             return super().perform(verbs)
 
     world.clock.step_wall(3_650 * 86_400.0)
-    world.guard.fading.work(Counting(world.store), go_on)
+    world.guard.ownership.tombstones.work(Counting(world.store), go_on)
     assert 0 < len(looks) <= LOOK_BACK_S / SPAN_S + 1
 
 
@@ -311,7 +311,7 @@ def test_the_chore_of_a_runtime_writes_its_lists_when_it_stops(sqlite_store: Sto
     [listed] = line.perform([Scan(10, tenant="oncekey")])
     assert [record.operation for record in listed] == [OPERATION]
     clock = FakeClock(runtime.clock.wall() + SPAN_S + MARGIN_S)
-    later = Fading(clock, random_token)
+    later = Tombstones(clock, random_token)
     later.note(bytes(32), 1.0)
     later.work(line, go_on)
     [records] = line.perform([Scan(10)])

@@ -233,7 +233,7 @@ class Service:
         return decision
 
     def finish(self, execute: Execute) -> object:
-        return self.drive(self.guard.finish(execute.attempt, Answer(201), CALL))
+        return self.drive(self.guard.ownership.finish(execute.attempt, Answer(201), CALL))
 
 
 @pytest.fixture
@@ -281,8 +281,10 @@ def test_a_renewal_after_a_take_over(service: Service) -> None:
     late = service.execute()
     service.clock.advance(11.0)
     service.execute()
-    [refused] = StoreConnection(service.store).perform([service.guard.renewal(late.attempt)])
-    service.guard.renewed(late.attempt, refused, service.clock.monotonic())
+    [refused] = StoreConnection(service.store).perform(
+        [service.guard.ownership.renewal(late.attempt)]
+    )
+    service.guard.ownership.renewed(late.attempt, refused, service.clock.monotonic())
 
     assert service.tally.of(catalogue.LEASE_LOSSES, OPERATION, "taken-over") == 1
 
@@ -298,8 +300,8 @@ def test_an_unknown_outcome(service: Service) -> None:
 
 
 def test_releases(service: Service) -> None:
-    service.drive(service.guard.abandon(service.execute().attempt, no_effect=True))
-    service.drive(service.guard.abandon(service.execute().attempt, no_effect=False))
+    service.drive(service.guard.ownership.abandon(service.execute().attempt, no_effect=True))
+    service.drive(service.guard.ownership.abandon(service.execute().attempt, no_effect=False))
 
     assert service.tally.of(catalogue.RELEASES, OPERATION, "failure") == 1
     assert service.tally.of(catalogue.RELEASES, OPERATION, "no-effect") == 1
@@ -324,7 +326,7 @@ def test_leases_lost_by_the_heartbeat(
     service.clock.advance(later_s)
     lost = threading.Event()
     execute.attempt.on_lost(lost.set)
-    heartbeat = Heartbeat(service.store, service.guard, service.clock)
+    heartbeat = Heartbeat(service.store, service.guard.ownership, service.clock)
     heartbeat.add(execute.attempt)
     try:
         assert lost.wait(10.0)

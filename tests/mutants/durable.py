@@ -76,7 +76,7 @@ _VERSIONS = (
     ),
     Mutant(
         "a failing upcast is an answer as it was",
-        "_engine/ownership.py",
+        "_engine/replays.py",
         "            return Refuse(refusals.upcast_failed(record, new))\n",
         "            answer = kept\n",
         HOLDING,
@@ -171,8 +171,8 @@ _ENDS = (
     Mutant(
         "complete_in keeps what it is given",
         "_engine/attempt.py",
-        "ports.guard.completion(self, kept)",
-        "ports.guard.completion(self, answer)",
+        "ports.ownership.completion(self, kept)",
+        "ports.ownership.completion(self, answer)",
         "tests/engine/test_attempt.py",
         "test_p12_secrets_are_sent_but_not_stored",
     ),

@@ -13,8 +13,8 @@ _KEYS = (
     Mutant(
         "an old key is claimed and given back",
         "_engine/guard.py",
-        "        barred = self.barred(call, policy)\n        if barred is None:\n",
-        "        barred = self.barred(call, policy)\n        if barred or not barred:\n",
+        "        barred = self.admission.barred(call, policy)\n        if barred is None:\n",
+        "        barred = self.admission.barred(call, policy)\n        if barred or not barred:\n",
         EXPIRY,
         "test_e67_p7_what_is_too_old_spends_nothing_and_writes_nothing",
     ),
@@ -29,8 +29,8 @@ _KEYS = (
     Mutant(
         "a claim that was long on its way runs",
         "_engine/admission.py",
-        "        if old is not None:\n            yield from self.abandon",
-        "        if old is not None and not old:\n            yield from self.abandon",
+        "        if old is not None:\n            yield from self._ownership.abandon",
+        "        if old is not None and not old:\n            yield from self._ownership.abandon",
         EXPIRY,
         "test_e67_a_claim_that_was_on_its_way_for_too_long_does_not_run",
     ),
@@ -103,7 +103,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "the tombstone is sent as a header",
-        "_engine/ownership.py",
+        "_engine/replays.py",
         "        return Replay(without_tombstone(answer), ",
         "        return Replay(answer, ",
         WEB,
@@ -211,8 +211,8 @@ _QUOTAS = (
     Mutant(
         "the bytes of answers are not counted",
         "_engine/ownership.py",
-        "            self.quotas.kept(attempt.tenant, ",
-        "            self.quotas.kept(attempt.key, ",
+        "            self._quotas.kept(attempt.tenant, ",
+        "            self._quotas.kept(attempt.key, ",
         QUOTAS,
         "test_e49_no_more_bytes_than_the_quota_allows",
     ),

@@ -378,7 +378,7 @@ ENGINE = (
     Mutant(
         "the heartbeat does not renew",
         "_engine/heartbeat.py",
-        "outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])",
+        "outcomes = line.perform([self._ownership.renewal(attempt) for attempt in alive])",
         "outcomes = [Done(attempt.fence) for attempt in alive]",
         "tests/engine/test_heartbeat.py",
         "test_a_renewal_gives_a_whole_lease",

@@ -53,7 +53,7 @@ class Process:
 
     def done(self, key: str) -> None:
         attempt = self.begin(key).attempt
-        run(self.guard.finish(attempt, SECRET, call(key)), self.gatherer.ask)
+        run(self.guard.ownership.finish(attempt, SECRET, call(key)), self.gatherer.ask)
 
     def refused(self, key: str) -> Kind:
         decision = self.begin(key)
@@ -78,14 +78,14 @@ def test_e67_content_goes_and_the_tombstone_stays(subject: Subject) -> None:
         keys = [f"key-{number}" for number in range(TOGETHER + 1)]
         for key in keys:
             process.done(key)
-        process.guard.fading.work(process.line, go_on)
+        process.guard.ownership.tombstones.work(process.line, go_on)
         replayed = process.begin(keys[0])
         assert isinstance(replayed, Replay)
         assert replayed.answer == SECRET
         process.pass_(RETENTION_S + LONGER_S)
         assert {process.refused(key) for key in keys} == {Kind.KEY_EXPIRED}
         process.pass_(SPAN_S + MARGIN_S)
-        process.guard.fading.work(process.line, go_on)
+        process.guard.ownership.tombstones.work(process.line, go_on)
         for key in keys:
             record = process.found(key)
             assert record.answer is not None

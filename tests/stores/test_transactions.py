@@ -78,7 +78,9 @@ async def test_p2_what_is_committed_is_both(world: World) -> None:
     assert found.answer == answer == Answer(201, answer.headers, b'{"id":1}')
     assert world.orders() == 1
     guard = world.runtime.guard
-    finished = await world.runtime.drive(guard.conclude(attempt, End.FAILED, None, call(key)))
+    finished = await world.runtime.drive(
+        guard.ownership.conclude(attempt, End.FAILED, None, call(key))
+    )
     assert finished == Stored(finished.expires_in_s, answer)  # type: ignore[union-attr]
 
 
@@ -92,7 +94,9 @@ async def test_p2_what_is_rolled_back_is_neither_and_the_attempt_goes_on(world: 
     assert (await world.record(attempt)).state is State.RUNNING
     assert world.orders() == 0
     guard = world.runtime.guard
-    finished = await world.runtime.drive(guard.conclude(attempt, End.KEPT, Answer(402), call(key)))
+    finished = await world.runtime.drive(
+        guard.ownership.conclude(attempt, End.KEPT, Answer(402), call(key))
+    )
     assert isinstance(finished, Stored)
     assert (await world.record(attempt)).answer == Answer(402)
 
@@ -148,7 +152,7 @@ async def test_a_step_is_kept_with_the_rows_that_it_wrote(world: World) -> None:
         await attempt.step("order", lambda: do(caller.write()), within=caller.connection)
         await do(caller.commit())
     assert world.orders() == 1
-    [step] = await world.runtime.drive(world.runtime.guard.steps(attempt))
+    [step] = await world.runtime.drive(world.runtime.guard.ownership.steps(attempt))
     assert (step.name, step.result) == ("order", b"null")
 
 
@@ -166,7 +170,7 @@ async def test_p2_a_step_of_whoever_was_taken_over_is_refused_within_its_transac
         await do(caller.rollback())
     assert late.lost
     assert world.orders() == 0
-    assert await world.runtime.drive(world.runtime.guard.steps(other)) == []
+    assert await world.runtime.drive(world.runtime.guard.ownership.steps(other)) == []
 
 
 @few
@@ -176,7 +180,7 @@ async def test_a_step_that_was_rolled_back_is_not_kept(world: World) -> None:
         await attempt.step("order", lambda: do(caller.write()), within=caller.connection)
         await do(caller.rollback())
     assert world.orders() == 0
-    assert await world.runtime.drive(world.runtime.guard.steps(attempt)) == []
+    assert await world.runtime.drive(world.runtime.guard.ownership.steps(attempt)) == []
 
 
 async def test_a_later_attempt_finds_a_step_though_the_store_waits_for_its_transaction(
@@ -185,11 +189,11 @@ async def test_a_later_attempt_finds_a_step_though_the_store_waits_for_its_trans
     key = str(uuid.uuid4())
     first = await world.attempt(key)
     await first.step("order", lambda: 17)
-    await world.runtime.drive(world.runtime.guard.abandon(first, no_effect=False))
+    await world.runtime.drive(world.runtime.guard.ownership.abandon(first, no_effect=False))
     second = await world.attempt(key)
     async with world.open() as caller:
         await do(caller.write())
-        verb = world.runtime.guard.renewal(second)
+        verb = world.runtime.guard.ownership.renewal(second)
         renewal = asyncio.ensure_future(world.runtime.async_gatherer.ask(verb))
         found = await second.step("order", lambda: 18, within=caller.connection)
         await do(caller.commit())
@@ -215,7 +219,7 @@ async def test_a_transaction_that_began_before_the_attempt_does_not_hide_what_is
         connection.exec_driver_sql("SELECT * FROM orders").all()
         first = await world.attempt(key)
         await first.step("order", lambda: 17)
-        await world.runtime.drive(world.runtime.guard.abandon(first, no_effect=False))
+        await world.runtime.drive(world.runtime.guard.ownership.abandon(first, no_effect=False))
         second = await world.attempt(key)
         assert await second.step("order", lambda: 18, within=caller.connection) == 17
 
@@ -228,7 +232,9 @@ async def test_a_released_attempt_that_completed_in_vain_is_given_back(world: Wo
         await attempt.complete_in(caller.connection, 201)
         await do(caller.rollback())
     guard = world.runtime.guard
-    finished = await world.runtime.drive(guard.conclude(attempt, End.FAILED, None, call(key)))
+    finished = await world.runtime.drive(
+        guard.ownership.conclude(attempt, End.FAILED, None, call(key))
+    )
     assert isinstance(finished, Given)
     assert (await world.record(attempt)).state is State.RELEASED
 

@@ -86,7 +86,7 @@ async def test_p11_what_releases_lost_claims_is_bounded(monkeypatch: pytest.Monk
         forgotten.append(claim)
         yield from ()
 
-    monkeypatch.setattr(world.app.edge.guard, "forget", forget)
+    monkeypatch.setattr(world.app.edge.guard.ownership, "forget", forget)
     for claim in range(5):
         world.app.edge.runtime.background.forget(claim)  # type: ignore[arg-type]
     await world.app.drain()

@@ -17,14 +17,30 @@ from oncekey._core.record import Claim, Record, State
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Call, Execute, Refuse, Replay
 from oncekey._engine.notices import LOOK, Notices
-from oncekey._engine.ownership import Holding
+from oncekey._engine.ownership import Ownership
+from oncekey._engine.quotas import Quotas
+from oncekey._engine.store_calls import StoreCalls
+from oncekey._system.clock import Clock
 from oncekey.errors import StoreUnavailable
 
 
-class Admission(Holding):
-    """The part of the engine that knows what must not run."""
+class Admission:
+    """Knows what must not run."""
 
-    notices: Notices | None = None
+    def __init__(
+        self,
+        calls: StoreCalls,
+        ownership: Ownership,
+        *,
+        clock: Clock,
+        notices: Notices | None,
+        quotas: Quotas | None,
+    ) -> None:
+        self._calls = calls
+        self._ownership = ownership
+        self._clock = clock
+        self._notices = notices
+        self._quotas = quotas
 
     def heed(self, claim: Claim, *, runs: bool, heard_of: bool = False) -> Op[None]:
         """Look at the store's notice, if it is time to; `runs` who may not go on without.
@@ -32,11 +48,11 @@ class Admission(Holding):
         It bars only from running. While a database is down, a store may have answers elsewhere: who
         has seen the notice before may ask for one, and looks again before it runs.
         """
-        notices = self.notices
+        notices = self._notices
         if notices is None or not notices.due(self._clock.monotonic(), runs=runs):
             return
         try:
-            found = yield from self._ask(LOOK, claim, heard_of=heard_of)
+            found = yield from self._calls.ask(LOOK, claim, heard_of=heard_of)
             notices.seen(found, self._clock.monotonic())
         except StoreUnavailable:
             notices.unseen(missed=True)
@@ -52,7 +68,7 @@ class Admission(Holding):
             old = check_key_age(call.key, call.first_sent, self._clock.wall(), policy)
             if old is not None:
                 return old
-        return None if self.quotas is None else self.quotas.refusal(call.tenant)
+        return None if self._quotas is None else self._quotas.refusal(call.tenant)
 
     def let_run(self, claimed: Execute, call: Call) -> Op[Execute | Replay | Refuse]:
         """What was claimed runs, unless it may have run before and that is not remembered."""
@@ -60,9 +76,9 @@ class Admission(Holding):
         old = self._too_old(attempt, call)
         # Given back under `ask`, it would run unasked where a clock is behind.
         if self._forgotten(call) or (old is not None and attempt.asks):
-            return (yield from self.give_up(attempt, call))
+            return (yield from self._ownership.give_up(attempt, call))
         if old is not None:
-            yield from self.abandon(attempt, no_effect=True)
+            yield from self._ownership.abandon(attempt, no_effect=True)
             return Refuse(old)
         return claimed
 
@@ -72,7 +88,7 @@ class Admission(Holding):
 
     def _forgotten(self, call: Call) -> bool:
         """Whether it may have run before the store lost its memory: then it must not run now."""
-        return self.notices is not None and self.notices.forgotten(call)
+        return self._notices is not None and self._notices.forgotten(call)
 
     def _too_old(self, attempt: Attempt, call: Call) -> Problem | None:
         """Whether memory did not reach back to the making of the key when its record began: the

@@ -256,7 +256,7 @@ class Attempt:
         if asks := steps.asks_within(ports.store, name, within, at_most_once=at_most_once):
             steps.read(*await transactions.aperform(ports.store, within, asks))
         begun = await ports.drive(
-            steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
+            steps.begin(ports.ownership, name, arguments, at_most_once=at_most_once)
         )
         if isinstance(begun, Kept):
             return begun.result
@@ -266,14 +266,14 @@ class Attempt:
                 result = await result
         if within is None or not self.protected:
             try:
-                return await ports.drive_to_end(steps.end(ports.guard, begun, result))
+                return await ports.drive_to_end(steps.end(ports.ownership, begun, result))
             except asyncio.CancelledError:
                 steps.cut_off(begun, result)
                 raise
         verb = steps.end_with(begun, result)
         [outcome] = await transactions.aperform(ports.store, within, [verb])
         if isinstance(outcome, Refused):
-            raise steps.refused(ports.guard, name)
+            raise steps.refused(ports.ownership, name)
         return steps.ended(verb.step.result)
 
     def step_sync(
@@ -291,7 +291,7 @@ class Attempt:
         if asks := steps.asks_within(ports.store, name, within, at_most_once=at_most_once):
             steps.read(*transactions.perform(ports.store, within, asks))
         begun = ports.drive_sync(
-            steps.begin(ports.guard, name, (args, kwargs), at_most_once=at_most_once)
+            steps.begin(ports.ownership, name, (args, kwargs), at_most_once=at_most_once)
         )
         if isinstance(begun, Kept):
             kept: T = begun.result
@@ -299,12 +299,12 @@ class Attempt:
         with steps.running(begun, undone=within is not None):
             result = not_awaitable(function(*args, **kwargs))
         if within is None or not self.protected:
-            kept = ports.drive_sync(steps.end(ports.guard, begun, result))
+            kept = ports.drive_sync(steps.end(ports.ownership, begun, result))
             return kept
         verb = steps.end_with(begun, result)
         [outcome] = transactions.perform(ports.store, within, [verb])
         if isinstance(outcome, Refused):
-            raise steps.refused(ports.guard, name)
+            raise steps.refused(ports.ownership, name)
         kept = steps.ended(verb.step.result)
         return kept
 
@@ -364,11 +364,11 @@ class Attempt:
         kept = kept_answer(answer, self.policy, ports.profile)
         self.ensure_owned()
         ports.heartbeat.drop(self)
-        return ports, answer, ports.guard.completion(self, kept)
+        return ports, answer, ports.ownership.completion(self, kept)
 
     def _completed(self, ports: Ports, answer: Answer, outcome: Any) -> Answer:
         if isinstance(outcome, Refused):
-            ports.guard.lose(self, LossKind.REFUSED_AT_COMPLETION)
+            ports.ownership.lose(self, LossKind.REFUSED_AT_COMPLETION)
             self.ensure_owned()
         self.recorded = answer
         return answer
@@ -394,7 +394,7 @@ class Attempt:
         self._guests.note()
         owns = not self.finished or self.lingering is not None
         if not self._lost and owns and not self.dropped and self.ports is not None:
-            self.ports.guard.watch_lease(self)
+            self.ports.ownership.watch_lease(self)
         return self._lost
 
     def ensure_owned(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from oncekey._core.op import Op
 from oncekey._core.record import Claim
 from oncekey._core.values import value
-from oncekey._engine.guard import Guard
+from oncekey._engine.ownership import Ownership
 
 T = TypeVar("T")
 
@@ -49,11 +49,11 @@ class Background:
 
     def __init__(
         self,
-        guard: Guard,
+        ownership: Ownership,
         drive: Callable[[Op[None]], Awaitable[None]],
         drive_sync: Callable[[Op[None]], None],
     ) -> None:
-        self._guard = guard
+        self._ownership = ownership
         self._drive = drive
         self._drive_sync = drive_sync
         self._running: set[asyncio.Task[Any]] = set()
@@ -102,7 +102,7 @@ class Background:
 
     async def _forget(self, claim: Claim) -> None:
         try:
-            await self._drive(self._guard.forget(claim))
+            await self._drive(self._ownership.forget(claim))
         except Exception as error:
             _log.warning("a claim was not released, it lapses by itself: %s", error)
         finally:
@@ -117,7 +117,7 @@ class Background:
 
     def _forget_now(self, claim: Claim) -> None:
         try:
-            self._drive_sync(self._guard.forget(claim))
+            self._drive_sync(self._ownership.forget(claim))
         except Exception as error:
             _log.warning("a claim was not released, it lapses by itself: %s", error)
         finally:

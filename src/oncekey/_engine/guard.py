@@ -1,4 +1,4 @@
-"""The engine: `begin` here, renew, finish and abandon in `holding`.
+"""The engine: what to do with a request. What its owner does then is in `ownership`.
 
 Everything here is a generator (`oncekey._core.op`): it yields verbs for the store and `Pause`s, and
 is sent outcomes. It has no `await`, no thread and no global state, so that one engine serves sync
@@ -41,8 +41,11 @@ from oncekey._engine.decisions import (
     Unstored,
 )
 from oncekey._engine.notices import Notices
-from oncekey._engine.ownership import compared, unknown_retention_s
-from oncekey._engine.store_calls import LEASE_MARGIN
+from oncekey._engine.ownership import Ownership, unknown_retention_s
+from oncekey._engine.quotas import Quotas
+from oncekey._engine.replays import Replays, compare_request
+from oncekey._engine.reports import Reports
+from oncekey._engine.store_calls import LEASE_MARGIN, StoreCalls
 from oncekey._engine.waiters import Waiters
 from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock, SystemClock
@@ -72,10 +75,12 @@ ROUNDS_MAX = 8
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
 
 
-class Guard(Admission):
+class Guard:
     """The engine of one application: shared by all its requests, holds no state of any one of
     them.
     """
+
+    make_calls, make_ownership, make_admission = StoreCalls, Ownership, Admission
 
     def __init__(
         self,
@@ -88,16 +93,27 @@ class Guard(Admission):
         notices: Notices | None = None,
         quota: Quota | None = None,
     ) -> None:
-        super().__init__(
-            clock or SystemClock(),
-            events.Hooks() if hooks is None else hooks,
-            chance,
-            token,
-            retention_from,
-            quota,
-        )
+        self._clock = clock = clock or SystemClock()
+        self._token = token
+        self._chance = chance
         self._waiters = Waiters()
         self.notices = notices
+        self.quotas = quotas = None if quota is None else Quotas(quota, clock, token)
+        self.reports = Reports(events.Hooks() if hooks is None else hooks)
+        self.replays = Replays(self.reports)
+        self.calls = self.make_calls(clock, chance, self.reports)
+        self.ownership = self.make_ownership(
+            self.calls,
+            self.reports,
+            self.replays,
+            clock=clock,
+            token=token,
+            retention_from=retention_from,
+            quotas=quotas,
+        )
+        self.admission = self.make_admission(
+            self.calls, self.ownership, clock=clock, notices=notices, quotas=quotas
+        )
 
     # ----------------------------------------------------------------------------------- begin
 
@@ -110,7 +126,7 @@ class Guard(Admission):
         decision: Decision
         try:
             looked_at = self._clock.monotonic()
-            yield from self.heed(claim, runs=False)
+            yield from self.admission.heed(claim, runs=False)
             claimed = yield from self._claim_or_find(claim, call, policy, heard_of=False)
             if isinstance(claimed, Record):
                 decision = yield from self._consider(claimed, claim, call, policy, looked_at)
@@ -124,8 +140,8 @@ class Guard(Admission):
             _log.error("requests with a key are refused: %s", error)
             decision = Refuse(refusals.store_unavailable(), lost_claim=claim)
         if isinstance(decision, Refuse):
-            self.tallies.count(self.tallies.conflicts, claim.id)
-            self._emit(events.Declined, claim, reason=str(decision.problem.kind))
+            self.replays.counters.count(self.replays.counters.conflicts, claim.id)
+            self.reports.emit(events.Declined, claim, reason=str(decision.problem.kind))
         return decision
 
     def claim(self, call: Call, policy: Policy) -> Claim:
@@ -161,8 +177,8 @@ class Guard(Admission):
                 if isinstance(changed, Execute | Refuse):
                     return changed
                 found = changed
-            action = lifecycle.decide(found, (yield from compared(found, call)), policy)
-            if is_new(found) and (barred := self.barred(call, policy)) is not None:
+            action = lifecycle.decide(found, (yield from compare_request(found, call)), policy)
+            if is_new(found) and (barred := self.admission.barred(call, policy)) is not None:
                 return Refuse(barred)
             match action:
                 case Action.START_OVER | Action.RUN_AGAIN | Action.ASK:
@@ -178,7 +194,7 @@ class Guard(Admission):
                         wait_until = self._clock.monotonic() + policy.wait_s
                     changed = yield from self._wait(found, wait_until, call, policy)
                 case _:
-                    return self._answer_from(found, action, call, policy)
+                    return self.replays.answer_from(found, action, call, policy)
             if isinstance(changed, Execute | Refuse):
                 return changed
             found = changed
@@ -192,10 +208,10 @@ class Guard(Admission):
         """Insert; or, what may not run as new, only look. Its earlier self may have left a record:
         then it is answered from that.
         """
-        barred = self.barred(call, policy)
+        barred = self.admission.barred(call, policy)
         if barred is None:
             return (yield from self._insert(claim, policy, heard_of=heard_of))
-        found: Record | None = yield from self._ask(Find(claim.id), claim, heard_of=heard_of)
+        found: Record | None = yield from self.calls.ask(Find(claim.id), claim, heard_of=heard_of)
         return Refuse(barred) if found is None or is_new(found) else found
 
     def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
@@ -204,9 +220,11 @@ class Guard(Admission):
         try:  # as `_ask` does, without its generator: every request passes here
             outcome = yield insert
         except StoreUnavailable as error:
-            outcome = yield from self._ask_again(insert, claim, asked_at, error, heard_of=heard_of)
+            outcome = yield from self.calls.ask_again(
+                insert, claim, asked_at, error, heard_of=heard_of
+            )
         else:
-            self._note(insert, claim, asked_at, None)
+            self.calls.note(insert, claim, asked_at, None)
         probe("after_insert")
         if isinstance(outcome, Inserted):
             if self.quotas is not None:
@@ -220,7 +238,7 @@ class Guard(Admission):
         asked_at = self._clock.monotonic()
         probe("before_take_over")
         swap = lifecycle.take(found, claim)
-        taken = yield from self._ask(swap, claim)
+        taken = yield from self.calls.ask(swap, claim)
         probe("after_take_over")
         mine: Execute | Record | None
         if isinstance(taken, Refused):
@@ -231,9 +249,9 @@ class Guard(Admission):
             if self.quotas is not None and found.expired:
                 self.quotas.began(claim.tenant, policy.retention_s)
             mine = self._execute(claim, policy, taken.fence, asked_at, *counts, age_s)
-        if self._hooks and found.lapsed and not found.expired and isinstance(mine, Execute):
+        if self.reports.hooks and found.lapsed and not found.expired and isinstance(mine, Execute):
             attempt, lapses = mine.attempt.attempt, mine.attempt.lapses
-            self._emit(events.TakenOver, claim, attempt=attempt, lapses=lapses)
+            self.reports.emit(events.TakenOver, claim, attempt=attempt, lapses=lapses)
         return mine
 
     def _ours(
@@ -259,7 +277,7 @@ class Guard(Admission):
         )
 
     def _shorten(self, found: Record, claim: Claim) -> Op[Refuse | Record | None]:
-        outcome = yield from self._ask(lifecycle.shorten(found), claim)
+        outcome = yield from self.calls.ask(lifecycle.shorten(found), claim)
         return outcome.record if isinstance(outcome, Refused) else Refuse(refusals.in_flight(found))
 
     def _execute(
@@ -288,18 +306,20 @@ class Guard(Admission):
         self, claimed: Execute, claim: Claim, call: Call
     ) -> Op[Execute | Replay | Refuse]:
         """What was claimed begins, unless it must not run, or is not owned any more."""
-        yield from self.heed(claim, runs=True, heard_of=True)
-        decision = yield from self.let_run(claimed, call)
+        yield from self.admission.heed(claim, runs=True, heard_of=True)
+        decision = yield from self.admission.let_run(claimed, call)
         if isinstance(decision, Execute) and not (yield from self._may_begin(decision.attempt)):
-            self.lose(decision.attempt, LossKind.LAPSED_BEFORE_START)
+            self.ownership.lose(decision.attempt, LossKind.LAPSED_BEFORE_START)
             return Refuse(refusals.store_unavailable(), lost_claim=claim)
         if isinstance(decision, Execute):
             self._tell_started(decision.attempt)
         return decision
 
     def _tell_started(self, attempt: Attempt) -> None:
-        if self._hooks:
-            self._emit(events.Started, attempt, attempt=attempt.attempt, fence=attempt.held.fence)
+        if self.reports.hooks:
+            self.reports.emit(
+                events.Started, attempt, attempt=attempt.attempt, fence=attempt.held.fence
+            )
 
     def _may_begin(self, attempt: Attempt) -> Op[bool]:
         """Whether it still owns its record. Where its lease is over before it began, as after this
@@ -311,8 +331,8 @@ class Guard(Admission):
             return True
         if now - attempt.claimed_at >= attempt.policy.run_s_max:
             return False
-        outcome = yield from self._ask(self.renewal(attempt), attempt)
-        owned = self.renewed(attempt, outcome, now)
+        outcome = yield from self.calls.ask(self.ownership.renewal(attempt), attempt)
+        owned = self.ownership.renewed(attempt, outcome, now)
         return owned and self._clock.monotonic() < attempt.lease_until
 
     # ----------------------------------------------------------------------- without a client
@@ -333,8 +353,8 @@ class Guard(Admission):
         if not orphan.lapsed or orphan.expired:
             return None
         claim, policy = claim or self.claim(call, policy), _lasting(policy, call)
-        yield from self.heed(claim, runs=True)
-        action = lifecycle.decide(orphan, (yield from compared(orphan, call)), policy)
+        yield from self.admission.heed(claim, runs=True)
+        action = lifecycle.decide(orphan, (yield from compare_request(orphan, call)), policy)
         if action is Action.DOUBT or action is Action.MISMATCH:
             yield from self._doubt(orphan, claim, policy)
         if action is not Action.RUN_AGAIN and action is not Action.ASK:
@@ -342,8 +362,8 @@ class Guard(Admission):
         taken = yield from self._take(orphan, claim, policy, looked_at)
         if not isinstance(taken, Execute) or not (yield from self._may_begin(taken.attempt)):
             return None
-        if self.must_not_run(taken.attempt, call):
-            yield from self.give_up(taken.attempt, call)
+        if self.admission.must_not_run(taken.attempt, call):
+            yield from self.ownership.give_up(taken.attempt, call)
             return None
         taken.attempt.recovering, taken.attempt.asks = True, action is Action.ASK
         self._tell_started(taken.attempt)
@@ -356,9 +376,9 @@ class Guard(Admission):
         swap = lifecycle.doubt(
             lapsed, new_token=token or self._token(), retention_s=unknown_retention_s
         )
-        outcome = yield from self._swap(swap, lapsed)
+        outcome = yield from self.calls.swap(swap, lapsed)
         if isinstance(outcome, Done):
-            self._emit(
+            self.reports.emit(
                 events.OutcomeUnknown, lapsed, attempt=lapsed.attempt, lapses=lapsed.lapses + 1
             )
         return outcome
@@ -370,10 +390,10 @@ class Guard(Admission):
         swap = lifecycle.resolve(
             unknown, new_token=self._token(), answer=answer, retention_s=unknown.retention_s
         )
-        outcome = yield from self._swap(swap, unknown)
+        outcome = yield from self.calls.swap(swap, unknown)
         if isinstance(outcome, Done):
             status = None if answer is None else answer.status
-            self._emit(
+            self.reports.emit(
                 events.Resolved, unknown, to=str(swap.to), status=status, by=by, reason=reason
             )
         return outcome
@@ -382,7 +402,7 @@ class Guard(Admission):
 
     def _store_down(self, claim: Claim, policy: Policy, error: StoreUnavailable) -> Decision:
         if not error.sent and policy.store_down == "run":
-            self._emit(events.Unprotected, claim, ran=True)
+            self.reports.emit(events.Unprotected, claim, ran=True)
             return Bypass()
         return Refuse(refusals.store_unavailable(), lost_claim=claim if error.sent else None)
 
@@ -399,7 +419,7 @@ class Guard(Admission):
                 delay = full_jitter(poll, POLL_S_MIN, POLL_S_MAX, self._chance())
                 yield Pause(min(left, max(delay, POLL_S_MIN)))
                 poll += 1
-                glimpse = yield from self._ask(Peek(found.id), found)
+                glimpse = yield from self.calls.ask(Peek(found.id), found)
                 if (
                     glimpse is None
                     or glimpse.state is not State.RUNNING

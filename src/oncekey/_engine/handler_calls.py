@@ -18,8 +18,8 @@ from oncekey.errors import Misuse
 
 if TYPE_CHECKING:
     from oncekey._engine.attempt import Attempt
-    from oncekey._engine.guard import Guard
     from oncekey._engine.heartbeat import Heartbeat
+    from oncekey._engine.ownership import Ownership
     from oncekey.stores.base import Store
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Ports:
 
     def __init__(
         self,
-        guard: Guard,
+        ownership: Ownership,
         store: Store,
         heartbeat: Heartbeat,
         *,
@@ -40,7 +40,7 @@ class Ports:
         loop: asyncio.AbstractEventLoop | None = None,
         profile: Profile = PROFILES["oncekey"],
     ) -> None:
-        self.guard = guard
+        self.ownership = ownership
         self.store = store
         self.heartbeat = heartbeat
         self.profile = profile

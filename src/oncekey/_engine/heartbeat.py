@@ -22,7 +22,8 @@ from collections.abc import Iterable
 from oncekey._core.reasons import LossKind
 from oncekey._core.verbs import Done, Refused, Swap
 from oncekey._engine.attempt import Attempt
-from oncekey._engine.guard import LEASE_MARGIN, Guard
+from oncekey._engine.ownership import Ownership
+from oncekey._engine.store_calls import LEASE_MARGIN
 from oncekey._system.clock import Clock, SystemClock
 from oncekey._system.probes import probe
 from oncekey.errors import StoreUnavailable
@@ -93,8 +94,8 @@ class _Stop:
 class Heartbeat:
     """Renews attempts from `add` until they are finished, or ran for `run_s_max`."""
 
-    def __init__(self, store: Store, guard: Guard, clock: Clock | None = None) -> None:
-        self._guard = guard
+    def __init__(self, store: Store, ownership: Ownership, clock: Clock | None = None) -> None:
+        self._ownership = ownership
         self._clock = clock or SystemClock()
         self._store = store
         self._condition = threading.Condition()
@@ -219,7 +220,7 @@ class Heartbeat:
     def _renew(self, line: StoreConnection, alive: list[Attempt]) -> None:
         now = self._clock.monotonic()
         try:
-            outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])
+            outcomes = line.perform([self._ownership.renewal(attempt) for attempt in alive])
         except Exception as error:  # whatever it is, the next beat must come
             if len(alive) > 1 and not isinstance(error, StoreUnavailable):
                 for attempt in alive:  # one bad member fails alone
@@ -259,7 +260,7 @@ class Heartbeat:
     def _settle(self, outcomes: Iterable[tuple[Attempt, object]], asked_at: float) -> None:
         for attempt, outcome in outcomes:
             if isinstance(outcome, Done | Refused):
-                if self._guard.renewed(attempt, outcome, asked_at):
+                if self._ownership.renewed(attempt, outcome, asked_at):
                     self._again([attempt], attempt.lease_s / BEATS_PER_LEASE)
             else:  # its row is held by somebody else, most likely its own completion
                 self._again([attempt], RETRY_S)
@@ -270,7 +271,7 @@ class Heartbeat:
             # Signalled before the deadline, so that a handler can stop while it still owns its
             # record.
             if now >= attempt.lease_until - attempt.lease_s * LEASE_MARGIN:
-                self._guard.lose(attempt, LossKind.NOT_RENEWED)
+                self._ownership.lose(attempt, LossKind.NOT_RENEWED)
         with self._condition:
             for attempt in attempts:
                 if not _has_ended(attempt):
@@ -303,12 +304,15 @@ class Heartbeat:
         return [
             (attempt, None if attempt.lingering is None or attempt.lost else attempt.lingering.swap)
             for attempt in waiting
-            if attempt.ports is not None and not attempt.ports.still_running(attempt)
+            if not self._still_running(attempt)
         ]
+
+    def _still_running(self, attempt: Attempt) -> bool:
+        return attempt.still_running()
 
     def _give_back(self, attempt: Attempt, outcome: object) -> None:
         self._let_go(attempt)
-        self._guard.let_go(attempt, outcome)
+        self._ownership.let_go(attempt, outcome)
 
     def _let_go(self, attempt: Attempt) -> None:
         with self._condition:
@@ -318,7 +322,7 @@ class Heartbeat:
     def _hangs(self, attempt: Attempt, now: float) -> bool:
         if now - attempt.claimed_at < attempt.policy.run_s_max:
             return False
-        self._guard.lose(attempt, LossKind.RAN_TOO_LONG)
+        self._ownership.lose(attempt, LossKind.RAN_TOO_LONG)
         self._let_go(attempt)
         return True
 

@@ -29,11 +29,11 @@ T = TypeVar("T")
 class _Nothing:
     """The engine and the ports of an attempt that has no record: whatever is to be kept is done."""
 
-    guard: Any
+    ownership: Any
     heartbeat: Any
 
     def __init__(self, store: Store | None = None) -> None:
-        self.guard = self.heartbeat = self
+        self.ownership = self.heartbeat = self
         self.store = store
 
     def watch_lease(self, attempt: Attempt) -> None:
@@ -129,6 +129,10 @@ class Plain:
     """The engine of requests without a key on atomic routes: a transaction that commits by the same
     rule as one with a key, and no record. For units that are `plain`.
     """
+
+    @property
+    def ownership(self) -> Plain:
+        return self
 
     def claim(self, call: Call, policy: Policy) -> Claim:
         return _claim(call.operation, policy)

@@ -1,4 +1,4 @@
-"""Holding: what the owner of a record does with it: renew, finish, abandon, forget a lost claim.
+"""What the owner of a record does with it: renew, finish, abandon, forget a lost claim.
 
 Part of the engine, and like all of it made of generators. Every write presents the attempt's fence
 and token, so that nothing which an attempt writes after it lost its record takes effect (P2).
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Literal
 
 from oncekey import events
 from oncekey._core import endings, lifecycle, refusals
-from oncekey._core import fingerprint as fingerprints
 from oncekey._core.endings import End, Fate, end_of_error
-from oncekey._core.lifecycle import Action
-from oncekey._core.op import Offload, Op, Pause, Undoable
+from oncekey._core.op import Op, Pause, Undoable
 from oncekey._core.policy import Learned, Policy
 from oncekey._core.printable import printable
-from oncekey._core.quota import Quota
 from oncekey._core.reasons import LossKind
 from oncekey._core.record import Answer, Claim, Record, State, Step
 from oncekey._core.retention import answer_left_s, with_tombstone, without_tombstone
 from oncekey._core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
 from oncekey._engine.attempt import Attempt, Lingering
-from oncekey._engine.counters import Tallies
 from oncekey._engine.decisions import (
     Call,
     Ended,
@@ -39,8 +35,10 @@ from oncekey._engine.decisions import (
 )
 from oncekey._engine.handler_calls import Ports
 from oncekey._engine.quotas import Quotas
-from oncekey._engine.store_calls import ASKS_MAX, Asking
-from oncekey._engine.tombstones import Fading
+from oncekey._engine.replays import Replays, compare_request
+from oncekey._engine.reports import Reports
+from oncekey._engine.store_calls import ASKS_MAX, StoreCalls
+from oncekey._engine.tombstones import Tombstones
 from oncekey._system.clock import Clock
 from oncekey._system.probes import probe
 from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable, StoreUnfit, TooLong
@@ -51,24 +49,28 @@ FORGET_S, FORGET_LOOKS_MAX = 0.03, 8
 """Looks for a lost claim are four times as far apart each time, beginning with four times this."""
 
 
-class Holding(Asking):
-    """The part of the engine that serves attempts, and answers from records that others ended."""
+class Ownership:
+    """Serves attempts: each write presents the fence and token of the attempt that asks for it."""
 
     def __init__(
         self,
+        calls: StoreCalls,
+        reports: Reports,
+        replays: Replays,
+        *,
         clock: Clock,
-        hooks: events.Hooks,
-        chance: Callable[[], float],
         token: Callable[[], bytes],
         retention_from: Literal["completion", "first use"],
-        quota: Quota | None = None,
+        quotas: Quotas | None,
     ) -> None:
-        super().__init__(clock, hooks, chance)
+        self._calls = calls
+        self._reports = reports
+        self._replays = replays
+        self._clock = clock
         self._token = token
         self._retention_from = retention_from
-        self.tallies = Tallies()
-        self.fading = Fading(clock, token)
-        self.quotas = None if quota is None else Quotas(quota, clock, token)
+        self._quotas = quotas
+        self.tombstones = Tombstones(clock, token)
 
     # --------------------------------------------------------------------------- while it runs
 
@@ -95,7 +97,9 @@ class Holding(Asking):
 
     def _tell_lost(self, attempt: Attempt, kind: LossKind) -> None:
         reason = kind.sentence(attempt.policy)
-        self._emit(events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason, kind=kind)
+        self._reports.emit(
+            events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason, kind=kind
+        )
 
     def watch_lease(self, attempt: Attempt) -> None:
         """Nobody may have renewed its lease in time, as after a long sleep: then it is lost."""
@@ -104,14 +108,14 @@ class Holding(Asking):
 
     def steps(self, attempt: Attempt) -> Op[list[Step]]:
         """What earlier attempts left, in order."""
-        kept: list[Step] = yield from self._ask(Steps(attempt.held.id), attempt)
+        kept: list[Step] = yield from self._calls.ask(Steps(attempt.held.id), attempt)
         return kept
 
     def keep_step(self, attempt: Attempt, step: Step) -> Op[Done | Refused]:
         """Keep a step's result, or its start."""
         held = attempt.held
         verb = AppendStep(held.id, held.fence, held.token, step)
-        return (yield from self._persist(verb, attempt))
+        return (yield from self._calls.persist(verb, attempt))
 
     # --------------------------------------------------------------------------------- the end
 
@@ -202,7 +206,7 @@ class Holding(Asking):
         swap = self._lapsing(attempt)
         probe("before_unknown")
         with contextlib.suppress(StoreUnavailable, StoreUnfit):
-            outcome = yield from self._persist(swap, attempt)
+            outcome = yield from self._calls.persist(swap, attempt)
             probe("after_unknown")
             if isinstance(outcome, Refused):
                 return (yield from self._superseded(attempt, outcome.record, call))
@@ -248,7 +252,7 @@ class Holding(Asking):
     def _committed(self, attempt: Attempt, call: Call) -> Op[Finished | None]:
         """What became of `complete_in`; None where its transaction was rolled back."""
         try:
-            found: Record | None = yield from self._ask(Find(attempt.held.id), attempt)
+            found: Record | None = yield from self._calls.ask(Find(attempt.held.id), attempt)
         except (StoreUnavailable, StoreUnfit):  # a retry learns whether it was committed
             attempt.give_back()
             return Refuse(
@@ -281,11 +285,11 @@ class Holding(Asking):
         )
         probe("before_unknown")
         with contextlib.suppress(StoreUnavailable, StoreUnfit):  # it lapses, and is doubted then
-            outcome = yield from self._persist(swap, attempt)
+            outcome = yield from self._calls.persist(swap, attempt)
             probe("after_unknown")
             if isinstance(outcome, Refused):  # whoever owns it may know
                 return (yield from self._superseded(attempt, outcome.record, call))
-            self._emit(
+            self._reports.emit(
                 events.OutcomeUnknown, attempt, attempt=attempt.attempt, lapses=attempt.lapses
             )
         return GivenUp()
@@ -311,7 +315,7 @@ class Holding(Asking):
         """
         swap = self.completion(attempt, answer)
         try:
-            return swap, (yield from self._persist(swap, attempt))
+            return swap, (yield from self._calls.persist(swap, attempt))
         except TooLong as error:
             if answer.body is None and not answer.headers:
                 raise
@@ -336,10 +340,10 @@ class Holding(Asking):
 
     def _tell_completed(self, attempt: Attempt, kept: Answer, run_s: float) -> None:
         if attempt.policy.tombstone_s:
-            self.fading.note(attempt.held.id, attempt.policy.retention_s)
-        if self.quotas is not None:
-            self.quotas.kept(attempt.tenant, attempt.policy.retention_s, without_tombstone(kept))
-        self._emit(
+            self.tombstones.note(attempt.held.id, attempt.policy.retention_s)
+        if self._quotas is not None:
+            self._quotas.kept(attempt.tenant, attempt.policy.retention_s, without_tombstone(kept))
+        self._reports.emit(
             events.Completed,
             attempt,
             status=kept.status,
@@ -354,7 +358,7 @@ class Holding(Asking):
         # Under `block` a retry would only learn that nobody knows; but not if what `complete_in`
         # wrote may still be committed.
         if attempt.policy.recovery == "block" and attempt.recorded is None:
-            self._emit(events.Unprotected, attempt, ran=False)
+            self._reports.emit(events.Unprotected, attempt, ran=False)
             return Unstored()
         return Refuse(refusals.answer_not_recorded(attempt.lease_until - self._clock.monotonic()))
 
@@ -368,8 +372,8 @@ class Holding(Asking):
         self._tell_lost(attempt, LossKind.REFUSED_AT_COMPLETION)
         if found is None:
             return Refuse(refusals.contention())
-        action = lifecycle.decide(found, (yield from compared(found, call)), attempt.policy)
-        return self._answer_from(found, action, call, attempt.policy)
+        action = lifecycle.decide(found, (yield from compare_request(found, call)), attempt.policy)
+        return self._replays.answer_from(found, action, call, attempt.policy)
 
     def abandon(self, attempt: Attempt, *, no_effect: bool) -> Op[None]:
         """Give the record back so that a retry may run. What cannot be given back lapses by
@@ -382,7 +386,7 @@ class Holding(Asking):
         swap, no_effect = self._releasing(attempt, no_effect=no_effect)
         probe("before_release")
         try:
-            outcome = yield from self._persist(swap, attempt)
+            outcome = yield from self._calls.persist(swap, attempt)
         except StoreError:
             return
         probe("after_release")
@@ -400,7 +404,7 @@ class Holding(Asking):
         return lifecycle.lapse(attempt.held, retention_s=attempt.retention_s)
 
     def _tell_released(self, attempt: Attempt, *, no_effect: bool) -> None:
-        self._emit(events.Released, attempt, no_effect=no_effect, attempt=attempt.attempt)
+        self._reports.emit(events.Released, attempt, no_effect=no_effect, attempt=attempt.attempt)
 
     def forget(self, claim: Claim) -> Op[None]:
         """Release a claim whose reply was lost and whose request was refused; nothing ran under it.
@@ -425,78 +429,6 @@ class Holding(Asking):
                 if ours or look >= ASKS_MAX - 1:
                     return
 
-    # ------------------------------------------------------------------- answering from a record
-
-    def _answer_from(
-        self, record: Record, action: Action, call: Call, policy: Policy
-    ) -> Replay | Refuse:
-        """What a client gets that is told about a record without running anything."""
-        match action:
-            case Action.REPLAY:
-                return self.replay(record, record.answer)
-            case Action.UPCAST:
-                return self._upcast(record, policy)
-            case Action.STALE:
-                return Refuse(refusals.stale_answer(record, policy.schema_version))
-            case Action.MISMATCH:
-                return Refuse(refusals.mismatch(_differing(record, call)))
-            case Action.UNKNOWN:
-                return Refuse(refusals.outcome_unknown())
-            case Action.GONE:
-                return Refuse(refusals.key_expired())
-            case Action.FACT_ONLY:
-                return Refuse(refusals.answer_not_kept(record))
-            case Action.NEWER:
-                return Refuse(refusals.newer_record())
-            case _:
-                return Refuse(refusals.in_flight(record))
-
-    def _upcast(self, record: Record, policy: Policy) -> Replay | Refuse:
-        """The kept answer in the version of now. What is kept stays as it is."""
-        old, new = record.schema_version, policy.schema_version
-        kept, upcasts = record.answer, policy.upcasts
-        if kept is None or upcasts is None:
-            raise AssertionError(f"nothing to upcast: {record.id.hex()}")
-        try:
-            answer = upcasts.convert(without_tombstone(kept), old, new)
-        except Exception:  # the function is the application's
-            _log.exception(
-                "an answer of %s cannot be upcast from version %d to %d; retries are refused until "
-                "the function is put right",
-                printable(record.operation),
-                old,
-                new,
-            )
-            return Refuse(refusals.upcast_failed(record, new))
-        return self.replay(record, answer)
-
-    def replay(self, record: Record, answer: Answer | None, ago_s: float = 0.0) -> Replay:
-        """`answer` is the record's, read `ago_s` ago, as this client gets it: counted, and told to
-        whoever listens.
-        """
-        if answer is None:
-            raise AssertionError(f"a completed record without an answer: {record.id.hex()}")
-        self.tallies.count(self.tallies.replays, record.id)
-        if self._hooks:
-            self._emit(
-                events.Replayed,
-                record,
-                status=answer.status,
-                first_attempt_age_s=record.age_s + ago_s,
-                attempt=record.attempt,
-                earlier_replays=record.replays,
-            )
-        return Replay(without_tombstone(answer), answer_left_s(record) - ago_s, record)
-
-
-def compared(record: Record, call: Call) -> Op[fingerprints.Comparison]:
-    """Whether the record is of this request: by the rules of the release that wrote it."""
-    now = call.fingerprint
-    if record.fingerprint_version < now.version and now.earlier is not None:
-        earlier: Collection[bytes] = yield Offload(now.earlier)
-        return fingerprints.compare_earlier(record.fingerprint, earlier)
-    return fingerprints.compare(record.fingerprint_version, record.fingerprint, now)
-
 
 def unknown_retention_s(policy: Policy) -> float:
     """How long an unknown outcome is remembered: as what is done it has a tombstone, and is one."""
@@ -510,7 +442,3 @@ def _tell_left_over(attempt: Attempt) -> None:
         printable(attempt.operation),
         ", ".join(repr(name) for name in attempt.steps.left_over[:5]),
     )
-
-
-def _differing(record: Record, call: Call) -> tuple[str, ...]:
-    return tuple(fingerprints.differing_fields(record.field_digests, call.field_digests))

@@ -63,14 +63,18 @@ class Runtime:
             notices=Notices(self.clock),
             quota=quota,
         )
-        self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
-        chores = [chore for chore in (self.guard.fading, self.guard.quotas) if chore is not None]
-        self.sweeper = Sweeper(self.store, self.guard.tallies, chores=chores)
+        self.heartbeat = Heartbeat(self.store, self.guard.ownership, self.clock)
+        chores = [
+            chore
+            for chore in (self.guard.ownership.tombstones, self.guard.quotas)
+            if chore is not None
+        ]
+        self.sweeper = Sweeper(self.store, self.guard.replays.counters, chores=chores)
         self.gatherer = Gatherer(self.store)
         self.async_gatherer = AsyncGatherer(self.store)
-        self.background = Background(self.guard, self.drive, self.drive_sync)
+        self.background = Background(self.guard.ownership, self.drive, self.drive_sync)
         self._ports_sync = Ports(
-            self.guard,
+            self.guard.ownership,
             self.store,
             self.heartbeat,
             ask=in_thread(self.gatherer.ask),
@@ -98,7 +102,7 @@ class Runtime:
         if self._ports_async is None or self._loop is not loop:
             ask, self._loop = self.async_gatherer.ask, loop
             self._ports_async = Ports(
-                self.guard,
+                self.guard.ownership,
                 self.store,
                 self.heartbeat,
                 ask=ask,

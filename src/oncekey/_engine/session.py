@@ -42,12 +42,13 @@ class Session:
     lease to renew and no claim to forget.
     """
 
-    __slots__ = ("_attempt", "_engine", "_ports", "call", "claim", "policy")
+    __slots__ = ("_attempt", "_engine", "_ownership", "_ports", "call", "claim", "policy")
 
     def __init__(
         self, engine: Guard | Plain, call: Call, policy: Policy, ports: Ports | None
     ) -> None:
         self._engine = engine
+        self._ownership = engine.ownership
         self._ports = ports
         self._attempt: Attempt | None = None
         self.call = call
@@ -134,7 +135,7 @@ class Session:
 
     def learned(self, found: object) -> Op[Finished | None]:
         """What the application said. None: it was not done, run the handler now."""
-        return self._engine.learned(self.attempt, found, self.call)
+        return self._ownership.learned(self.attempt, found, self.call)
 
     # --------------------------------------------------------------------------------- the end
 
@@ -143,7 +144,7 @@ class Session:
 
         May be driven again after it was cut off: the store recognises what it has done.
         """
-        return self._engine.conclude(self.attempt, end, answer, self.call)
+        return self._ownership.conclude(self.attempt, end, answer, self.call)
 
     def failed(self, error: BaseException) -> Op[Finished | None]:
         """The handler raised, or was cut off. None: the attempt had ended before, so nothing counts
@@ -151,7 +152,7 @@ class Session:
         """
         if self.attempt.finished:
             return None
-        return (yield from self._engine.conclude_failed(self.attempt, error, self.call))
+        return (yield from self._ownership.conclude_failed(self.attempt, error, self.call))
 
     def close(self) -> None:
         """Let go: nothing renews the lease any more. A transaction is closed by its owner."""

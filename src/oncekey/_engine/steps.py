@@ -36,7 +36,7 @@ from oncekey.stores.base import traits_of
 
 if TYPE_CHECKING:
     from oncekey._engine.attempt import Attempt
-    from oncekey._engine.guard import Guard
+    from oncekey._engine.ownership import Ownership
     from oncekey.stores.base import Store
 
 STEPS_MAX = 1_000
@@ -168,7 +168,7 @@ class Steps:
         self._known = found
 
     def begin(
-        self, guard: Guard, name: str, arguments: tuple[Any, ...], *, at_most_once: bool
+        self, ownership: Ownership, name: str, arguments: tuple[Any, ...], *, at_most_once: bool
     ) -> Op[Kept | Take]:
         """What is kept of this step, or that it is to be taken now."""
         self._check(name)
@@ -177,7 +177,7 @@ class Steps:
             return self._hear(name, digest)
         self._running = name  # already while the store is asked: no other may begin meanwhile
         try:
-            begun = yield from self._look(guard, name, digest, at_most_once=at_most_once)
+            begun = yield from self._look(ownership, name, digest, at_most_once=at_most_once)
         except BaseException:
             self._running = None
             raise
@@ -186,13 +186,13 @@ class Steps:
         return begun
 
     def _look(
-        self, guard: Guard, name: str, digest: bytes, *, at_most_once: bool
+        self, ownership: Ownership, name: str, digest: bytes, *, at_most_once: bool
     ) -> Op[Kept | Take]:
         attempt = self._attempt
-        guard.watch_lease(attempt)
+        ownership.watch_lease(attempt)
         attempt.ensure_owned()
         if self._known is None:
-            self._known = (yield from guard.steps(attempt)) if attempt.attempt > 1 else []
+            self._known = (yield from ownership.steps(attempt)) if attempt.attempt > 1 else []
         if name in self._begun:
             raise self._doubt(name)
         if len(self._taken) < len(self._known):
@@ -203,15 +203,15 @@ class Steps:
             return Kept(json.loads(known.result))
         if at_most_once:
             self._check_repeatable(name)
-            yield from self._keep(guard, Step(name, digest, None))
+            yield from self._keep(ownership, Step(name, digest, None))
             self._begun.add(name)
         return Take(name, digest)
 
-    def end(self, guard: Guard, take: Take, result: Any) -> Op[Any]:
+    def end(self, ownership: Ownership, take: Take, result: Any) -> Op[Any]:
         """Keep a result; gives it as later attempts will see it."""
         kept = encode(take.name, result)
         probe("before_step")
-        yield from self._keep(guard, Step(take.name, take.digest, kept))
+        yield from self._keep(ownership, Step(take.name, take.digest, kept))
         probe("after_step")
         return self.ended(kept)
 
@@ -259,19 +259,19 @@ class Steps:
             current_calls.reset(calls)
             current_child_key.reset(key)
 
-    def refused(self, guard: Guard, name: str) -> LeaseLost:
+    def refused(self, ownership: Ownership, name: str) -> LeaseLost:
         """What to raise where the store refused to keep a step."""
         self._running = None
-        guard.lose(self._attempt, LossKind.REFUSED_AT_STEP)
+        ownership.lose(self._attempt, LossKind.REFUSED_AT_STEP)
         return LeaseLost(
             f"the step {name!r} of {self._of} was not kept: another attempt owns the record; stop "
             "here"
         )
 
-    def _keep(self, guard: Guard, step: Step) -> Op[None]:
-        outcome: Done | Refused = yield from guard.keep_step(self._attempt, step)
+    def _keep(self, ownership: Ownership, step: Step) -> Op[None]:
+        outcome: Done | Refused = yield from ownership.keep_step(self._attempt, step)
         if isinstance(outcome, Refused):
-            raise self.refused(guard, step.name)
+            raise self.refused(ownership, step.name)
 
     def _check(self, name: str) -> None:
         if self._running is not None:

@@ -1,4 +1,4 @@
-"""Asking the store: which question to repeat, for how long, and what a lost reply means.
+"""Queries to the store: which to repeat, for how long, and what a lost reply means.
 
 Part of the engine, and like all of it made of generators. A question that got no answer is asked
 again: the store recognises an attempt by its token, so asking twice is as good as asking once.
@@ -7,22 +7,20 @@ again: the store recognises an attempt by its token, so asking twice is as good 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from oncekey import events
 from oncekey._core import lifecycle
 from oncekey._core.backoff import full_jitter
-from oncekey._core.key import short_hash
 from oncekey._core.op import Op, Pause
 from oncekey._core.printable import printable
-from oncekey._core.problems import Problem
 from oncekey._core.reasons import StoreFailure
 from oncekey._core.record import Claim, Record
 from oncekey._core.verbs import AppendStep, Done, Refused, Swap, Verb
 from oncekey._engine.attempt import Attempt
+from oncekey._engine.reports import Reports
 from oncekey._system.clock import Clock
-from oncekey._system.warn_once import warn
 from oncekey.errors import OncekeyError, StoreUnavailable, StoreUnfit, TooLong
 
 _log = logging.getLogger("oncekey")
@@ -34,25 +32,15 @@ LEASE_MARGIN = 0.1
 """The part of a lease that is left unused: whoever acts on it must be done before it is over."""
 
 
-TOLD_MAX = 100
-"""So many operations at most are warned of."""
+class StoreCalls:
+    """Asks the store, and asks again."""
 
-
-class Asking:
-    """The part of the engine that speaks with the store, and tells what it hears."""
-
-    def __init__(self, clock: Clock, hooks: events.Hooks, chance: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock, chance: Callable[[], float], reports: Reports) -> None:
         self._clock = clock
-        self._hooks = hooks
         self._chance = chance
-        self.names: Collection[str] | None = None
-        """The operations that have a name; None: all. Any client can choose what others are called.
-        """
-        self._told_not_atomic: set[str] = set()
+        self._reports = reports
 
-    def _ask(
-        self, verb: Verb, about: Claim | Record | Attempt, *, heard_of: bool = True
-    ) -> Op[Any]:
+    def ask(self, verb: Verb, about: Claim | Record | Attempt, *, heard_of: bool = True) -> Op[Any]:
         """Ask, and ask again if there is no answer: every verb may be repeated, its token is
         recognised.
 
@@ -63,11 +51,11 @@ class Asking:
         try:
             outcome = yield verb
         except StoreUnavailable as error:
-            return (yield from self._ask_again(verb, about, asked, error, heard_of=heard_of))
-        self._note(verb, about, asked, None)
+            return (yield from self.ask_again(verb, about, asked, error, heard_of=heard_of))
+        self.note(verb, about, asked, None)
         return outcome
 
-    def _ask_again(
+    def ask_again(
         self,
         verb: Verb,
         about: Claim | Record | Attempt,
@@ -80,7 +68,7 @@ class Asking:
         asked, sent = started, heard_of
         for ask in range(ASKS_MAX):
             sent = sent or error.sent
-            self._note(verb, about, asked, error)
+            self.note(verb, about, asked, error)
             delay = full_jitter(ask, 0.05, 1.0, self._chance())
             late = self._clock.monotonic() + delay - started > PATIENCE_S
             if late or ask == ASKS_MAX - 1:
@@ -92,39 +80,39 @@ class Asking:
             except StoreUnavailable as failure:
                 error = failure
             else:
-                self._note(verb, about, asked, None)
+                self.note(verb, about, asked, None)
                 return outcome
         raise StoreUnavailable(str(error), sent=sent) from error
 
-    def _swap(self, swap: Swap, about: Claim | Record | Attempt) -> Op[Done | Refused]:
+    def swap(self, swap: Swap, about: Claim | Record | Attempt) -> Op[Done | Refused]:
         """A swap whose lost reply is harmless: a refusal that our own earlier write caused is no
         refusal.
         """
-        outcome = yield from self._ask(swap, about)
+        outcome = yield from self.ask(swap, about)
         return _recognise(swap, outcome)
 
-    def _persist(self, verb: Swap | AppendStep, attempt: Attempt) -> Op[Done | Refused]:
+    def persist(self, verb: Swap | AppendStep, attempt: Attempt) -> Op[Done | Refused]:
         """Repeat a write of the attempt until it is answered or the lease is nearly over."""
         until = attempt.lease_until - attempt.lease_s * LEASE_MARGIN
         ask = 0
         while True:
             asked = self._clock.monotonic()
             try:
-                outcome = yield from self._ask_to_keep(verb, attempt)
+                outcome = yield from self._ask_to_store(verb, attempt)
             except TooLong:
                 raise
             except (StoreUnavailable, StoreUnfit) as error:  # unfit while another server takes over
-                self._note(verb, attempt, asked, error)
+                self.note(verb, attempt, asked, error)
                 delay = full_jitter(ask, 0.05, 1.0, self._chance())
                 if self._clock.monotonic() + delay > until and ask > 0:
                     raise
                 ask += 1
                 yield Pause(delay)
             else:
-                self._note(verb, attempt, asked, None)
+                self.note(verb, attempt, asked, None)
                 return _recognise(verb, outcome) if isinstance(verb, Swap) else outcome
 
-    def _ask_to_keep(self, verb: Verb, attempt: Attempt) -> Op[Any]:
+    def _ask_to_store(self, verb: Verb, attempt: Attempt) -> Op[Any]:
         """Ask. What a driver raises that nobody foresaw is no answer either: what was done is to be
         kept, and what fails while a database is changed succeeds when that is over.
         """
@@ -138,53 +126,15 @@ class Asking:
             _log.warning("%s: what it did is not kept yet: the store raised %s", operation, kind)
             raise StoreUnavailable(kind, sent=True) from error
 
-    # --------------------------------------------------------------------------------- telling
-
-    def _emit(
-        self, event: type[events.Event], about: Claim | Record | Attempt, **details: Any
-    ) -> None:
-        if self._hooks or event is events.OutcomeUnknown:
-            told = about.claim if isinstance(about, Attempt) else about
-            operation, key_hash = told.operation, short_hash(told.key)
-            named = self._is_named(operation)
-            self._hooks(event(operation=operation, key_hash=key_hash, named=named, **details))
-
-    def declined(self, operation: str, problem: Problem) -> None:
-        """Tell of a request that was refused before its key was looked up."""
-        if self._hooks:
-            named = self._is_named(operation)
-            self._hooks(events.Declined(operation, "", str(problem.kind), named=named))
-
-    def _is_named(self, operation: str) -> bool:
-        return self.names is None or operation in self.names
-
-    def not_atomic(self, attempt: Attempt, status: int) -> None:
-        """Warn, once for each operation, that an atomic handler did not use its transaction."""
-        if status >= 400 or attempt.operation in self._told_not_atomic:
-            return  # one that refuses has nothing to write
-        if len(self._told_not_atomic) >= TOLD_MAX:
-            return
-        self._told_not_atomic.add(attempt.operation)
-        operation = printable(attempt.operation)
-        warn(
-            "atomic",
-            f"{operation} is Policy(atomic=True), but its handler answered {status} without using "
-            "its transaction: what it wrote did not commit with its answer. Write to "
-            "oncekey.current().connection, or to a session that is the same (docs/atomic.md); or "
-            "write Policy(atomic=False)",
-            subject=operation,
-        )
-        self._emit(events.NotAtomic, attempt, status=status)
-
-    def _note(
+    def note(
         self,
         verb: Verb,
         about: Claim | Record | Attempt,
         asked: float,
         error: StoreUnavailable | StoreUnfit | None,
     ) -> None:
-        if self._hooks:
-            self._emit(
+        if self._reports.hooks:
+            self._reports.emit(
                 events.StoreAsked,
                 about,
                 verb=type(verb).__name__.lower(),

@@ -49,7 +49,7 @@ Pause = Callable[[], bool]
 """Lets others have the store for a moment; True when it is time to stop."""
 
 
-class Fading:
+class Tombstones:
     """What this process has to blank, and what it knows of others."""
 
     every_s = EVERY_S

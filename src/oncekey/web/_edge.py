@@ -98,7 +98,7 @@ class Edge:
             self.runtime.expect(each)
         self.store, self.clock = self.runtime.store, self.runtime.clock
         self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
-        self.guard.names = self.routes.names
+        self.guard.reports.names = self.routes.names
         check(atomic, self.store, self.routes.named)
         self.adapter = atomic
         self.undecided: Callable[[], list[str]] = self.routes.undecided
@@ -165,7 +165,7 @@ class Edge:
             told = method, path, query, kind, coding, self._target(request), body.content()
             asked = (key, tenant, route.operation, *told), self.clock.monotonic()
             if (known := self.recent.find(asked)) is not None:
-                self.guard.replay(known.replay.record, known.replay.answer, known.ago_s)
+                self.guard.replays.replay(known.replay.record, known.replay.answer, known.ago_s)
                 return known.sent
         return self._read(request, route, tenant, key, body, asked)
 
@@ -266,7 +266,7 @@ class Edge:
         """
         if not policy.atomic or self.adapter is None:
             return None
-        ask, unused = self.runtime.gatherer.ask, self.guard.not_atomic
+        ask, unused = self.runtime.gatherer.ask, self.guard.reports.not_atomic
         return Unit(self.adapter, self.store, policy.atomic_s_max, ask, unused, plain=plain)
 
     def async_unit(self, policy: Policy, *, plain: bool = False) -> AsyncUnit | None:
@@ -274,7 +274,7 @@ class Edge:
         if not policy.atomic or self.adapter is None:
             return None
         ask = self.runtime.async_gatherer.ask
-        unused = self.guard.not_atomic
+        unused = self.guard.reports.not_atomic
         return AsyncUnit(self.adapter, self.store, policy.atomic_s_max, ask, unused, plain=plain)
 
     # ------------------------------------------------------------------- judging an answer
@@ -337,7 +337,7 @@ class Edge:
         """The refusal of a request that does not come as far as the engine; it is told of."""
         if problem.kind in _LIMITS and self._is_told_first(route.operation, problem.kind):
             log.warning("%s: a request was refused. %s", printable(route.operation), problem.detail)
-        self.guard.declined(route.operation, problem)
+        self.guard.reports.declined(route.operation, problem)
         return self.refusal(problem)
 
     def refusal(self, problem: Problem) -> Answer:

@@ -200,7 +200,7 @@ class Worker:
         unit = Unit(self._adapter, gatherer.store, 5.0, gatherer.ask)
         decided = unit.drive_sync(guard.begin(call, ATOMIC))
         if isinstance(decided, Execute):
-            op = guard.conclude(decided.attempt, End.KEPT, Answer(201), call)
+            op = guard.ownership.conclude(decided.attempt, End.KEPT, Answer(201), call)
             decided = unit.drive_sync(op)
         return type(decided).__name__
 
