@@ -35,7 +35,7 @@ def test_a_body_that_is_not_bytes_is_json_and_says_so() -> None:
         (("201",), "status is a number from 200 to 599, not '201'"),
         ((99,), "status is a number from 200 to 599, not 99"),
         ((201, object()), "body is bytes, or what JSON can write"),
-        ((201, b"", {"x-count": 5}), "headers are names, and texts .* 5 is none"),
+        ((201, b"", {"x-count": 5}), "headers are names, and texts .* not 5"),
         ((201, b"", {"x-price": "5 €"}), "texts of one line in Latin-1"),
         ((201, b"", {"x-price": "5\r\nx-free: yes"}), "texts of one line in Latin-1"),
         ((201, b"", [("prix réduit", "5")]), "headers are names"),

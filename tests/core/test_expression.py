@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncekey._core.expression import Chosen, Expression
+from oncekey._core.expression import ArgumentFunction, Expression
 from oncekey.errors import Misuse
 
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
@@ -136,4 +136,4 @@ def test_a_constant_is_told_from_an_expression() -> None:
 
 def test_a_function_takes_what_it_names() -> None:
     function: Callable[..., Any] = lambda b: [b]  # noqa: E731
-    assert Chosen("fingerprint", function, {"a": 1, "b": 2})({"a": 1, "b": 2}) == [2]
+    assert ArgumentFunction("fingerprint", function, {"a": 1, "b": 2})({"a": 1, "b": 2}) == [2]

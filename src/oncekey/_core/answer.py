@@ -1,4 +1,4 @@
-"""An answer from its parts, as an application gives them."""
+"""Build a response to store, from its parts or from the result of a function."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ Headers = Mapping[str, Text] | Iterable[tuple[Text, Text]]
 
 
 def answer_of(status: int, body: Any = b"", headers: Headers = ()) -> Answer:
-    """An answer from its parts: a body that is not bytes is written as JSON, and says so. Raises
-    `Misuse` for parts that no answer can have.
+    """Build a response from its parts. A body that is not bytes becomes JSON, and is typed so.
+
+    Raises `Misuse` for parts that no response can have.
     """
     if not _is_status(status):
         raise Misuse(f"an answer's status is a number from 200 to 599, not {status!r:.80}")
@@ -38,7 +39,7 @@ def _is_status(given: object) -> bool:
 
 
 def _line(given: object, pattern: re.Pattern[bytes]) -> bytes:
-    """A header's name or text as it is sent; anything else would break the message."""
+    """Encode a header's name or text; refuse what would break the response."""
     line = given
     if isinstance(given, str):
         with contextlib.suppress(UnicodeEncodeError):
@@ -46,7 +47,7 @@ def _line(given: object, pattern: re.Pattern[bytes]) -> bytes:
     if not isinstance(line, bytes) or not pattern.fullmatch(line):
         raise Misuse(
             "an answer's headers are names, and texts of one line in Latin-1, such as "
-            f"{{'location': '/orders/1'}}: {given!r:.80} is none"
+            f"{{'location': '/orders/1'}}, not {given!r:.80}"
         )
     return line
 
@@ -59,7 +60,7 @@ def _json(body: object) -> bytes:
 
 
 def encode_result(what: str, result: Any, bytes_max: int) -> bytes:
-    """A result as JSON. `what` names in messages whose it is."""
+    """Encode a result as JSON, so that the next release can read it; `what` names it in errors."""
     try:
         text = json.dumps(result, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Arguments of a call by what they mean, to tell a repeated call from another one.
+"""The canonical form of a call's arguments, to tell a repeated call from another one.
 
-What JSON knows is compared by value, and so are bytes, numbers, dates, ids, addresses, sets,
+Values of JSON types are compared by value, and so are bytes, numbers, dates, ids, addresses, sets,
 enumerations, dataclasses and the models of pydantic and attrs. Anything else (a session, a client)
-counts by its type alone: which of them a call gets does not make it another call.
+counts by its type alone: another session does not make it another call.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from oncekey._core.framing import as_bytes, frame
 from oncekey.errors import Misuse
 
 VERSION = 1
-"""Raised whenever an equal call would get another digest. Records live longer than releases."""
+"""Raise it when equal calls would get other digests. Records live longer than releases."""
 
 _TEXTS = (Number, UUID, date, time, timedelta, tzinfo, PurePath, range)
 _TEXTS_OF = ("ipaddress", "pydantic.networks")
-"""Modules all of whose objects are what their text says."""
+"""Modules whose objects all equal their text."""
 
 
 def canonical(arguments: Any) -> bytes:
-    """Equal bytes for equal arguments: JSON, in ASCII."""
+    """Return equal bytes for equal arguments: JSON, in ASCII."""
     try:
         text = json.dumps(arguments, sort_keys=True, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
@@ -45,19 +45,19 @@ def canonical(arguments: Any) -> bytes:
 
 
 def fingerprint(arguments: bytes) -> Fingerprint:
-    """Tells a repeated call from another one, by its canonical arguments."""
+    """Return the fingerprint of a call, from its canonical arguments."""
     digest = hashlib.sha256(frame((b"oncekey/arguments/%d" % VERSION, arguments))).digest()
     return Fingerprint(VERSION, digest)
 
 
 def payload(body: bytes) -> Fingerprint:
-    """The same for a message, by its bytes."""
+    """Return the fingerprint of a message, from its bytes."""
     digest = hashlib.sha256(frame((b"oncekey/payload/%d" % VERSION, body))).digest()
     return Fingerprint(VERSION, digest)
 
 
 def _plain(argument: Any) -> Any:
-    """In terms that JSON knows. Behind its type, so that different things never look the same."""
+    """Convert to JSON types, with the type's name, so that different things never look the same."""
     kind = f"{type(argument).__module__}.{type(argument).__qualname__}"
     if isinstance(argument, _TEXTS) or type(argument).__module__ in _TEXTS_OF:
         return [kind, str(argument)]
@@ -76,9 +76,7 @@ def _plain(argument: Any) -> Any:
 
 
 def _fields(argument: Any) -> Any:
-    """What a dataclass or a model consists of, also what it would not show; None for anything
-    else.
-    """
+    """Return the fields of a dataclass or model, including hidden ones; None for anything else."""
     if isinstance(argument, type):
         return None
     if dataclasses.is_dataclass(argument):
@@ -94,5 +92,5 @@ def _fields(argument: Any) -> Any:
 
 
 def digest(tag: bytes, name: str, arguments: Any) -> bytes:
-    """Tells changed arguments of something that has a name."""
+    """Return a digest that changes with the arguments of something named."""
     return hashlib.sha256(frame((tag, as_bytes(name), canonical(arguments)))).digest()[:16]

@@ -1,4 +1,4 @@
-"""How long to wait before trying again. Chance and time are arguments: nothing here is random."""
+"""How long to wait before a retry. Randomness and time are arguments."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from oncekey._core.http_dates import parse_http_date
 
 RETRY_AFTER_S_MAX = 3600.0
-"""Nobody waits longer because a server said so: whoever has to, tries again in between."""
+"""No client waits longer because a server said so: it retries in between."""
 _DOUBLINGS_MAX = 40
 
 
 def full_jitter(attempt: int, base_s: float, cap_s: float, chance: float) -> float:
-    """A delay from 0 up to a bound that doubles with every attempt, counted from 0, until `cap_s`.
+    """Return a delay from 0 to a bound that doubles with every attempt, from 0, up to `cap_s`.
 
-    `chance` is a random number in [0, 1). The whole delay is random, not only a part of it: those
-    who failed together do not come back together.
+    `chance` is a random number in [0, 1). The whole delay is random, not only a part of it, so that
+    clients that failed together do not come back together.
 
     >>> [full_jitter(attempt, 0.5, 3.0, 0.5) for attempt in range(4)]
     [0.25, 0.5, 1.0, 1.5]
@@ -26,10 +26,9 @@ def full_jitter(attempt: int, base_s: float, cap_s: float, chance: float) -> flo
 def retry_after(
     value: str | bytes, now_wall: float, *, cap_s: float = RETRY_AFTER_S_MAX
 ) -> float | None:
-    """Seconds to wait by a Retry-After header: from 0 to `cap_s`; None if it cannot be read.
+    """Return the seconds of a Retry-After header, from 0 to `cap_s`; None if it is malformed.
 
-    Takes whole seconds and HTTP dates, as RFC 9110 has them, and the fractions that some servers
-    send.
+    Accepts whole seconds and HTTP dates, as in RFC 9110, and the fractions that some servers send.
 
     >>> retry_after("7", now_wall=0.0)
     7.0

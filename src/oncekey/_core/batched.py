@@ -1,4 +1,4 @@
-"""`itertools.batched`, which Python has from 3.12 on: so many at a time."""
+"""`itertools.batched`, which Python has from 3.12 on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of `size`, of which the last may be shorter.
+    """Yield the items in lists of `size`; the last may be shorter.
 
     >>> list(batched("abcde", 2))
     [['a', 'b'], ['c', 'd'], ['e']]

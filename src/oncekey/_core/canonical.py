@@ -1,9 +1,9 @@
-"""Bodies and queries by what they mean: equal bytes for every way to write the same thing.
+"""Canonical forms of bodies and queries: equal bytes for every way to write the same value.
 
-A retry does not always repeat the bytes of the first try: clients order fields anew, proxies encode
-again. What is free here is only what cannot change the meaning. Where that is in doubt the form is
-stricter, never looser: a needless mismatch is noticed, a wrong match answers a request with the
-outcome of another one.
+A retry does not always repeat the bytes of the first try: clients reorder fields, proxies encode
+again. A canonical form ignores only what cannot change the meaning. In doubt it is stricter, never
+looser: a needless mismatch is noticed, a wrong match answers a request with the outcome of another
+one.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from oncekey._core.json_numbers import Number
 from oncekey._core.long_json import LongJson, Rules, write_object
 
 FIELDS_MAX = 10_000
-"""Most fields or parts of one form or query; frameworks stop at about a tenth of it."""
+"""Most fields or parts of one form or query; frameworks accept about a tenth of it."""
 
 FORM = "application/x-www-form-urlencoded"
 
 _UNESCAPED_BYTES_MAX = 16_384
-"""Of a name or value that is unescaped at one go."""
+"""A longer name or value is unescaped in steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadBody:
-    """Why a body has no canonical form, as a sentence that tells the client what to do."""
+    """Why a body has no canonical form: a sentence that tells the client what to do."""
 
     reason: str
 
 
 def essence(content_type: str) -> str:
-    """The media type without its parameters, in lower case."""
+    """Return the media type without its parameters, in lower case."""
     return content_type.partition(";")[0].strip().lower()
 
 
 def is_json(media_type: str, version: int = 2) -> bool:
-    """Whether bodies of this essence are read as JSON: AWS has a name of its own for it, which the
-    first version of the fingerprint did not know.
+    """Return whether bodies of this media type are read as JSON. AWS has its own media types for
+    it, which version 1 of the fingerprint did not know.
     """
     return (
         media_type == "application/json"
@@ -56,55 +56,56 @@ def is_json(media_type: str, version: int = 2) -> bool:
 # -------------------------------------------------------------------------------- JSON
 
 SHORT_BYTES_MAX = 65_536
-"""Of JSON that is read at one go. Longer texts are read in steps: see `core.long_json`."""
+"""Longer JSON is parsed in steps: see `_core.long_json`."""
 
 
 def canonical_json(body: bytes, *, without: str | None = None, version: int = 2) -> bytes | BadBody:
-    """A JSON text by value: order, spacing, escapes and the spelling of numbers are free.
+    """Return the canonical form of a JSON text: it ignores order, spacing, escapes and how numbers
+    are spelled.
 
-    `without` names a member of the outermost object that is left out. `version` is that of the
-    fingerprint: the first one has all whole numbers as digits.
+    `without` names a member of the outermost object to leave out. `version` is that of the
+    fingerprint: version 1 writes all whole numbers as digits.
     """
-    ways = _WAYS[version]
+    reader = _READERS[version]
     try:
         text = _text(body)
         if len(body) > SHORT_BYTES_MAX:
-            return _long(text, ways, without).encode("ascii")
+            return _long(text, reader, without).encode("ascii")
         if without is None and "\\" not in text:
-            # Duplicates are looked for after the fact, which is cheaper than watching every
-            # object. Each name and each string costs two quotes. Nothing adds one; where no
-            # backslash hides one, a name that was overwritten takes two away.
-            canonical = _encode(ways.decode(text))
+            # Look for duplicate names afterwards, which is cheaper than checking every object. Each
+            # name and each string has two quotes. Nothing adds one; if no backslash hides one, a
+            # name that was overwritten removes two.
+            canonical = _encode(reader.decode(text))
             if canonical.count('"') == text.count('"'):
                 return canonical.encode("ascii")
-        value = ways.decode_watching(text)
+        value = reader.decode_strict(text)
         if without is not None and isinstance(value, dict):
             value.pop(without, None)
         return _encode(value).encode("ascii")
-    except (_Refused, ValueError, RecursionError) as error:
+    except (_BadJson, ValueError, RecursionError) as error:
         return _bad_json(error)
 
 
 def json_members(body: bytes) -> dict[str, bytes] | BadBody:
-    """The canonical form of each member of the outermost object; none where it is no object."""
+    """Return the canonical form of each member of the outermost object; none if it is none."""
     try:
         text = _text(body)
         if len(body) > SHORT_BYTES_MAX:
-            long = LongJson(text, _WAYS[2].rules)
+            long = LongJson(text, _READERS[2].rules)
             long.canonical()
             return {name: each.encode("ascii") for name, each in (long.members or {}).items()}
-        value = _WAYS[2].decode_watching(text)
+        value = _READERS[2].decode_strict(text)
         members = value.items() if isinstance(value, dict) else ()
         return {name: _encode(member).encode("ascii") for name, member in members}
-    except (_Refused, ValueError, RecursionError) as error:
+    except (_BadJson, ValueError, RecursionError) as error:
         return _bad_json(error)
 
 
 def json_member(body: bytes, name: str) -> object | BadBody:
-    """The value of a member of the outermost object; None where there is none of that name."""
+    """Return the value of a member of the outermost object; None if there is none."""
     if len(body) <= SHORT_BYTES_MAX:
         value = parse_json(body)
-        return value.get(name) if isinstance(value, dict) else _only_bad(value)
+        return value.get(name) if isinstance(value, dict) else _bad_or_none(value)
     members = json_members(body)
     if isinstance(members, BadBody):
         return members
@@ -113,20 +114,20 @@ def json_member(body: bytes, name: str) -> object | BadBody:
 
 
 def parse_json(body: bytes) -> object | BadBody:
-    """The value of a JSON text at one go; numbers as `canonical_json` sees them."""
+    """Parse a JSON text at once; numbers are as `canonical_json` reads them."""
     try:
-        value: object = _WAYS[2].decode_watching(_text(body))
+        value: object = _READERS[2].decode_strict(_text(body))
         return value
-    except (_Refused, ValueError, RecursionError) as error:
+    except (_BadJson, ValueError, RecursionError) as error:
         return _bad_json(error)
 
 
-def _only_bad(value: object) -> BadBody | None:
+def _bad_or_none(value: object) -> BadBody | None:
     return value if isinstance(value, BadBody) else None
 
 
-def _long(text: str, ways: _Ways, without: str | None) -> str:
-    long = LongJson(text, ways.rules)
+def _long(text: str, reader: _JsonReader, without: str | None) -> str:
+    long = LongJson(text, reader.rules)
     canonical = long.canonical()
     if without is None or long.members is None or without not in long.members:
         return canonical
@@ -134,7 +135,7 @@ def _long(text: str, ways: _Ways, without: str | None) -> str:
     return write_object(long.members)
 
 
-class _Refused(Exception):
+class _BadJson(Exception):
     """Carries a reason out of the parser's hooks, which can only raise."""
 
 
@@ -143,7 +144,7 @@ def _text(body: bytes) -> str:
 
 
 def _constant(name: str) -> NoReturn:
-    raise _Refused(f"The JSON body holds {name}, which is not JSON. Send null or a number.")
+    raise _BadJson(f"The JSON body holds {name}, which is not JSON. Send null or a number.")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -162,9 +163,9 @@ def _first_again(names: list[str]) -> str:
     return name
 
 
-def _twice(name: str) -> _Refused:
+def _twice(name: str) -> _BadJson:
     shown = json.dumps(name[:64])  # escaped: a name may hold control characters
-    return _Refused(
+    return _BadJson(
         f"The JSON body names {shown} twice in one object, so servers may disagree on "
         "which value counts. Send each name once."
     )
@@ -172,7 +173,7 @@ def _twice(name: str) -> _Refused:
 
 def _bad_json(error: Exception) -> BadBody:
     match error:
-        case _Refused():
+        case _BadJson():
             return BadBody(str(error))
         case json.JSONDecodeError():
             where = f"line {error.lineno}, column {error.colno}"
@@ -184,19 +185,19 @@ def _bad_json(error: Exception) -> BadBody:
     return BadBody("The JSON body holds a number of too many digits. Send it as a string.")
 
 
-# What was parsed cannot be circular.
+# What was parsed has no cycles.
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False).encode
 
 
-class _Ways:
-    """How JSON is read for one version of the fingerprint."""
+class _JsonReader:
+    """Reads JSON for one version of the fingerprint. `decode_strict` refuses duplicate names."""
 
     def __init__(self, whole: Callable[[str], Number], number: Callable[[str], Number]) -> None:
         read = partial(
             json.JSONDecoder, parse_int=whole, parse_float=number, parse_constant=_constant
         )
         self.decode = read().decode
-        self.decode_watching = read(object_pairs_hook=_unique).decode
+        self.decode_strict = read(object_pairs_hook=_unique).decode
         self.rules = Rules(
             lambda text: _encode(whole(text)),
             lambda text: _encode(number(text)),
@@ -205,9 +206,9 @@ class _Ways:
         )
 
 
-_WAYS = {
-    1: _Ways(json_numbers.whole_v1, json_numbers.number_v1),
-    2: _Ways(json_numbers.whole, json_numbers.number),
+_READERS = {
+    1: _JsonReader(json_numbers.whole_v1, json_numbers.number_v1),
+    2: _JsonReader(json_numbers.whole, json_numbers.number),
 }
 
 
@@ -215,7 +216,7 @@ _WAYS = {
 
 
 def parse_pairs(encoded: bytes) -> list[tuple[bytes, bytes]]:
-    """The decoded names and values of a query string, in order; blank values are kept.
+    """Decode the names and values of a query string, in order; blank values stay.
 
     They stay bytes: decoding them with replacement characters would make different ones equal.
     """
@@ -224,15 +225,13 @@ def parse_pairs(encoded: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _unescape(field: bytes) -> bytes:
-    """A name or value without its escapes; of a long one, in steps that let other threads have
-    their turn.
-    """
+    """Unescape a name or value; a long one in steps, so that other threads can run."""
     if len(field) <= _UNESCAPED_BYTES_MAX:
         return unquote_to_bytes(field)
     parts, at = [], 0
     while at < len(field):
         end = at + _UNESCAPED_BYTES_MAX
-        if (escape := field.find(b"%", end - 2, end)) >= 0:  # not to be cut
+        if (escape := field.find(b"%", end - 2, end)) >= 0:  # do not cut it
             end = escape
         parts.append(unquote_to_bytes(field[at:end]))
         at = end
@@ -240,14 +239,14 @@ def _unescape(field: bytes) -> bytes:
 
 
 def parse_query(query: bytes) -> list[tuple[bytes, bytes]] | BadBody:
-    """The same of a query string that may be of any length: not every server limits it."""
+    """Decode a query string of any length: not every server limits it."""
     if query.count(b"&") >= FIELDS_MAX:
         return BadBody(f"The query has more than {FIELDS_MAX} parameters. Send fewer.")
     return parse_pairs(query)
 
 
 def parse_form(body: bytes) -> list[tuple[bytes, bytes]] | BadBody:
-    """The same of a form."""
+    """Decode a form."""
     if body.count(b"&") >= FIELDS_MAX:
         return BadBody(f"The form has more than {FIELDS_MAX} fields. Send fewer.")
     return parse_pairs(body)
@@ -256,9 +255,9 @@ def parse_form(body: bytes) -> list[tuple[bytes, bytes]] | BadBody:
 def canonical_form(
     pairs: list[tuple[bytes, bytes]], *, without: str | None = None, version: int = 2
 ) -> bytes:
-    """Pairs of a form, in the order sent: what stands behind what may belong together.
+    """Frame the pairs of a form in the order sent, since neighbours may belong together.
 
-    `without` names pairs that are left out. Version 1 of the fingerprint sorted them by name.
+    `without` names pairs to leave out. Version 1 of the fingerprint sorted them by name.
     """
     if version == 1:
         return canonical_query(pairs, without=without)
@@ -267,9 +266,9 @@ def canonical_form(
 
 
 def canonical_query(pairs: list[tuple[bytes, bytes]], *, without: str | None = None) -> bytes:
-    """Pairs of a query sorted by name, in the order sent within one name.
+    """Frame the pairs of a query sorted by name, in the order sent within one name.
 
-    `without` names pairs that are left out.
+    `without` names pairs to leave out.
     """
     left_out = None if without is None else as_bytes(without)
     kept = [pair for pair in pairs if pair[0] != left_out]

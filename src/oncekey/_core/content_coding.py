@@ -1,22 +1,22 @@
-"""Content codings of requests: what a compressed body says, as far as that can be read."""
+"""Decompress request bodies in the codings that the standard library knows."""
 
 from __future__ import annotations
 
 import zlib
 
 _EITHER = 32 + zlib.MAX_WBITS
-"""gzip and zlib, told apart by their heads."""
+"""gzip or zlib, by their headers."""
 _READABLE = frozenset({"gzip", "x-gzip", "deflate"})
 
 
 def is_readable(coding: str) -> bool:
-    """Whether a coding is one of those that can be read here."""
+    """Return whether this coding can be decoded here."""
     return coding.strip().lower() in _READABLE
 
 
 def decode(body: bytes, coding: str, bytes_max: int) -> bytes | None:
-    """The body without its coding. None if that is not one of those that can be read here, is
-    broken, or makes more than `bytes_max` of it.
+    """Decode a body. None if its coding is unknown, it is malformed, or it is longer than
+    `bytes_max`.
     """
     if coding.strip().lower() in ("", "identity"):
         return body

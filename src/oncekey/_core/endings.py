@@ -1,9 +1,9 @@
 """How an attempt ended, and what that means for its record: one literal table.
 
 An attempt that raises, is cut off or answers 5xx may have had its effect: a bank that did not
-answer in time may have charged the card. Under `rerun` and `resume` a retry runs it again all the
-same. Under `block` and `ask` it counts like an attempt whose process died, unless the handler said
-that nothing happened, or that it may run again.
+answer in time may have charged the card. With `rerun` and `resume` a retry runs it again anyway.
+With `block` and `ask` it counts like an attempt whose process died, unless the handler said that
+nothing happened or that it may run again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class End(enum.Enum):
 
 
 class Fate(enum.Enum):
-    """What becomes of the record, told by what a retry gets."""
+    """What becomes of the record, named by what a retry gets."""
 
     STORE = "the stored response"
     FORGET = "a new run, even of another request"
@@ -53,7 +53,7 @@ FATES = {
     for recovery, fate in zip(RECOVERIES, fates, strict=True)
 }
 
-_SAID = {
+_OF_VERDICT = {
     Verdict.KEEP: End.KEPT,
     Verdict.NO_EFFECT: End.NO_EFFECT,
     Verdict.FAILED: End.TRANSIENT,
@@ -62,24 +62,24 @@ _SAID = {
 
 
 def end_of_verdict(said: Verdict) -> End:
-    """The end of a handler that said itself what its answer means."""
-    return _SAID[said]
+    """Return the end of a handler that said what its response means."""
+    return _OF_VERDICT[said]
 
 
 def end_of_status(judged: Verdict, status: int, policy: Policy) -> End:
-    """The end of a handler that answered, and whose policy judged the status."""
+    """Return the end of a handler that responded, from the policy's verdict on the status."""
     if judged is not Verdict.FAILED:
-        return _SAID[judged]
+        return _OF_VERDICT[judged]
     return _end_of_failure(policy) if status >= 500 else End.FAILED
 
 
 def end_of_error(said: Verdict | None, error: BaseException, policy: Policy) -> End:
-    """The end of a handler that raised, was cut off, or gave no whole answer.
+    """Return the end of a handler that raised, was cut off, or sent no complete response.
 
-    One that wanted its answer kept has not given it.
+    A handler that said `KEEP` has no response to store.
     """
     if said is not None and said is not Verdict.KEEP:
-        return _SAID[said]
+        return _OF_VERDICT[said]
     return End.NO_EFFECT if isinstance(error, policy.no_effect_on) else _end_of_failure(policy)
 
 

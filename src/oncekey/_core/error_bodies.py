@@ -1,8 +1,8 @@
-"""What a refusal's body looks like: problem+json, or the way that a provider's clients expect.
+"""Bodies of refusals: problem+json, or what the clients of a provider expect.
 
-A shape is a function `(problem, status, docs_url) -> Shaped`; `docs_url` is None where no page was
-given. Codes that a provider publishes for the case are used as published; where it has none, the
-kind's own name stands in its spelling, so that a client can always tell one kind from another.
+A shape is a function `(problem, status, docs_url) -> Shaped`; `docs_url` is None if there is no
+page. Codes that a provider publishes are used as published. If it has none, the kind's own name is
+used in the provider's spelling, so that a client can tell all kinds apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncekey._core.problems import MEANINGS, Kind, Problem, as_json, detail_of, 
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A body that `json` can write, and what describes it."""
+    """A body that `json` can write, with the headers that describe it."""
 
     body: Mapping[str, Any]
     content_type: bytes = b"application/json"
@@ -48,8 +48,8 @@ _STRIPE_CODES = {Kind.IN_FLIGHT: "idempotency_key_in_use", Kind.NOT_FOUND: "reso
 
 
 def stripe(problem: Problem, status: int, docs_url: str | None) -> Shaped:
-    """`error` must be the top-level member: stripe-node takes any JSON body without it for
-    success, whatever the status. `type` decides which exception its libraries raise.
+    """Write Stripe's errors. `error` must be the top-level member: stripe-node takes any JSON body
+    without it for success, whatever the status. `type` decides which exception its libraries raise.
     """
     kind = problem.kind
     if status >= 500:
@@ -169,14 +169,14 @@ _AWS_CODES = {
 
 
 def aws(problem: Problem, status: int, docs_url: str | None) -> Shaped:
-    """Its JSON protocol reads the code from the body, its REST protocol from the header."""
+    """Write AWS's errors. The JSON protocol reads the code from the body, REST from the header."""
     code = _AWS_CODES.get(problem.kind, _camel(problem.kind))
     body = {"__type": code, "message": detail_of(problem)}
     return Shaped(body, headers=((b"x-amzn-errortype", code.encode("ascii")),))
 
 
 def azure(problem: Problem, status: int, docs_url: str | None) -> Shaped:
-    """The guidelines ask for the code in a header too, equal to the body's."""
+    """Write Azure's errors. Its guidelines want the body's code in a header, too."""
     code = _camel(problem.kind)
     error = {"code": code, "message": detail_of(problem)}
     return Shaped({"error": error}, headers=((b"x-ms-error-code", code.encode("ascii")),))

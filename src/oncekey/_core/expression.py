@@ -1,10 +1,10 @@
-"""Expressions of a call's arguments: what a key or a tenant is made from.
+"""Expressions over a call's arguments, from which a key or a tenant is made.
 
 Either a text with fields, `"{order.id}/pay"`, or a function that takes some of the call's arguments
-by their names, `lambda order: order.id`. Both are checked when they are written, and again with
-every call: a part that is None, empty or an object without a text of its own would give the same
-key to different calls, or another key to every retry. So would parts that hold what stands between
-them: `"{shop}/{order}"` is another text for "a/b" and "c" than for "a" and "b/c".
+by name, `lambda order: order.id`. Both are checked when they are written and again with every call:
+a part that is None, empty or an object without a stable text would give the same key to different
+calls, or another key to every retry. So would parts that contain a separator: `"{shop}/{order}"`
+must differ between "a/b" and "c", and "a" and "b/c".
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _STABLE = (str, int, Decimal, UUID, date, time)
 _formatter = Formatter()
 
 
-class Chosen:
-    """A function of some arguments, which it takes by their names."""
+class ArgumentFunction:
+    """Calls a function with the arguments that it names."""
 
     def __init__(
         self, what: str, function: Callable[..., Any], parameters: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Chosen:
                 f"{what}=… cannot be read: use a lambda that names its arguments"
             ) from error
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in wanted):
-            raise Misuse(f"{what}=… must name the arguments that it takes: no *, ** or / there")
+            raise Misuse(f"{what}=… must name the arguments that it takes, without *, ** or /")
         self._names = [p.name for p in wanted]
         _check_names(f"{what}=…", self._names, parameters)
 
@@ -51,20 +51,20 @@ class Chosen:
 
 
 class Expression:
-    """A text made from arguments. `what` is what it is called in messages: `key`."""
+    """A text made from arguments. `what` names it in messages: `key`."""
 
     def __init__(self, what: str, source: Source, parameters: Mapping[str, Any]) -> None:
         self._shown = f"{what}={source!r}" if isinstance(source, str) else f"{what}=…"
         self._parts: list[tuple[str, str | None, str]] = []
         self._between: list[str] = []
-        self._chosen: Chosen | None = None
+        self._chosen: ArgumentFunction | None = None
         if isinstance(source, str):
             self._parts = self._parse(source)
             names = [_NAME.match(name) for _, name, _ in self._parts if name is not None]
             _check_names(self._shown, [found[0] for found in names if found], parameters)
             self._between = [literal for literal, name, _ in self._parts[1:] if name is not None]
         elif callable(source):
-            self._chosen = Chosen(what, source, parameters)
+            self._chosen = ArgumentFunction(what, source, parameters)
         else:
             raise Misuse(
                 f"{what}={source!r}: write a text with fields, such as {what}='{{order_id}}', or a "
@@ -73,11 +73,11 @@ class Expression:
 
     @property
     def constant(self) -> bool:
-        """Whether it is a text that every call gets alike."""
+        """Whether every call gets the same text."""
         return self._chosen is None and all(name is None for _, name, _ in self._parts)
 
     def __call__(self, arguments: Mapping[str, Any]) -> str:
-        """The text for a call with these arguments."""
+        """Return the text for a call with these arguments."""
         if self._chosen is not None:
             return self._text(self._chosen(arguments), "it")
         text, fields = "", []
@@ -89,7 +89,7 @@ class Expression:
         return text + self._where(fields)
 
     def _where(self, fields: list[str]) -> str:
-        """Where one field ends and the next begins, if their text does not tell: their lengths."""
+        """Return the lengths of the fields if their text does not show where each ends."""
         between = set("".join(self._between))
         if "" in self._between or any(not between.isdisjoint(field) for field in fields):
             return f"({','.join(str(len(field)) for field in fields)})"
@@ -109,7 +109,7 @@ class Expression:
                 raise Misuse(f"{self._shown}: name an argument in each field, such as {{order.id}}")
         parts, before = [], ""
         for literal, name, spec, _ in parsed:
-            before += literal  # what is written as "{{" ends a literal, and no field follows
+            before += literal  # "{{" ends a literal, and no field follows
             if name is not None:
                 parts.append((before, name, spec or ""))
                 before = ""
@@ -133,14 +133,14 @@ class Expression:
         if found is None or (isinstance(found, str) and not found.strip()):
             gave = "None" if found is None else "empty"
             raise Misuse(
-                f"{self._shown}: {name} is {gave} in this call, which names nothing: calls that "
-                "have nothing in common would be taken for one. Make the id before the first try"
+                f"{self._shown}: {name} is {gave} in this call, which names nothing: different "
+                "calls would be taken for one. Make the id before the first try"
             )
         if isinstance(found, str):
             return found
         raise Misuse(
             f"{self._shown}: {name} is a {type(found).__name__} in this call, whose text is not "
-            "the same for every retry; use an id of it: text, an integer, a UUID or a date"
+            "the same for every retry; use its id: text, an integer, a UUID or a date"
         )
 
 

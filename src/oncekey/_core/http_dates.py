@@ -12,7 +12,7 @@ _WALL_MAX = 253_402_300_799  # the last second of the year 9999: no HTTP date is
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTH = f"(?P<month>{'|'.join(_MONTHS)})"
 _TIME = "(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
-# The form that is sent, then the two obsolete ones that every recipient has to read.
+# The current form, then the two obsolete ones that every recipient must read.
 _FORMS = tuple(
     re.compile(form)
     for form in (
@@ -24,7 +24,7 @@ _FORMS = tuple(
 
 
 def http_date(wall: float) -> bytes:
-    """Seconds since 1970 as an IMF-fixdate; fractions are cut off, so it is never too late.
+    """Write seconds since 1970 as an IMF-fixdate, rounded down.
 
     >>> http_date(784111777.9)
     b'Sun, 06 Nov 1994 08:49:37 GMT'
@@ -32,13 +32,13 @@ def http_date(wall: float) -> bytes:
     return _imf_fixdate(int(max(0.0, min(wall, _WALL_MAX))))
 
 
-@functools.lru_cache(maxsize=64)  # within one second, all answers carry the same few dates
+@functools.lru_cache(maxsize=64)  # within one second, all responses carry the same few dates
 def _imf_fixdate(seconds: int) -> bytes:
     return format_datetime(datetime.fromtimestamp(seconds, UTC), usegmt=True).encode("ascii")
 
 
 def parse_http_date(text: str) -> float | None:
-    """Seconds since 1970 from any of the three forms; None if it is none of them."""
+    """Read any of the three forms as seconds since 1970; None if it is none of them."""
     for form in _FORMS:
         if found := form.fullmatch(text):
             return _seconds(found)

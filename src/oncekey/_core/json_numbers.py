@@ -1,10 +1,10 @@
-"""Numbers of JSON in a normal form: equal for every spelling of one value, and never much longer
-than what was sent.
+"""JSON numbers in a normal form: equal for every spelling of a value, and never much longer than
+what was sent.
 
-Whole numbers are exact, whether they are written with digits, a point or an exponent. Up to
-`DIGITS_PLAIN_MAX` digits they stand as digits. Longer ones stand as their digits without the
-zeros at the end, and how many of those there are: `1e308` would have 309 digits otherwise, and a
-small body would become a large one.
+Whole numbers are exact, whether written with digits, a point or an exponent. Up to
+`DIGITS_PLAIN_MAX` digits they are written as digits. Longer ones are their digits without the zeros
+at the end, and the number of these zeros: `1e308` would have 309 digits otherwise, and a small body
+would become a large one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Number = int | float | list[float]
 
 DIGITS_PLAIN_MAX = 40
 DIGITS_MAX = 4_300
-"""Of a whole number; by default Python reads no longer one either."""
+"""Of a whole number; Python's own default limit too."""
 CHARS_MAX = 65_536
-"""Of any other one: it is read at one go, which takes a tenth of a second for a megabyte."""
+"""Of any other number: parsing a megabyte takes a tenth of a second without a pause."""
 
 LONG = b"[NaN,NaN,"
-"""How the normal form of a long number begins where it is written as JSON. No JSON text has NaN."""
+"""How the normal form of a long number begins, written as JSON. No JSON text contains NaN."""
 
-# Up to so many digits no two decimals are read as the same float.
+# Up to so many digits, no two decimals give the same float.
 _DIGITS_EXACT = 15
 
 
@@ -34,7 +34,7 @@ class TooManyDigits(ValueError):
 
 
 def whole(text: str) -> Number:
-    """A number without point and exponent."""
+    """Normalize a number without point and exponent."""
     if len(text) <= DIGITS_PLAIN_MAX:
         return int(text)
     if len(text.removeprefix("-")) > DIGITS_MAX:
@@ -43,9 +43,9 @@ def whole(text: str) -> Number:
 
 
 def number(text: str) -> Number:
-    """A number with a point or an exponent: 1.0 and 1e0 are the whole number 1.
+    """Normalize a number with a point or an exponent: 1.0 and 1e0 are the whole number 1.
 
-    One that no float can hold as written is kept by its spelling, behind one NaN.
+    One that no float holds exactly as written counts by its spelling, after one NaN.
     """
     if len(text) > CHARS_MAX:
         raise TooManyDigits
@@ -70,12 +70,12 @@ def number(text: str) -> Number:
 
 
 def by_spelling(text: str) -> Number:
-    """A number that counts as it is written."""
+    """Return a number that counts by its spelling."""
     return [nan, *text.encode()]
 
 
 def _long(digits: str, exponent: int) -> Number:
-    """`digits` times ten to the `exponent`, which together are a whole number."""
+    """Normalize the whole number `digits` times ten to the `exponent`."""
     kept = digits.rstrip("0")
     zeros = exponent + len(digits) - len(kept)
     if len(kept.removeprefix("-")) + zeros <= DIGITS_PLAIN_MAX:
@@ -83,7 +83,7 @@ def _long(digits: str, exponent: int) -> Number:
     return [nan, nan, zeros, *kept.encode()]
 
 
-# ------------------------------------------------------------- as fingerprints of version 1 had it
+# ------------------------------------------------------------- for fingerprints of version 1
 
 
 def whole_v1(text: str) -> Number:
@@ -95,7 +95,7 @@ def number_v1(text: str) -> Number:
 
 
 def _with_digits(found: Number) -> Number:
-    """Every whole number as digits."""
+    """Write a whole number with all its digits."""
     if not isinstance(found, list) or not isnan(found[1]):
         return found
     _, _, zeros, *kept = found

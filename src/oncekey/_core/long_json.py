@@ -1,11 +1,11 @@
-"""The canonical form of a long JSON text, in small steps of Python.
+"""The canonical form of a long JSON text, computed in small steps of Python.
 
-The decoder and the encoder of the standard library hold the interpreter from the first byte to the
-last: a body of one megabyte stops all other threads for a tenth of a second. Here they get their
-turn after a few tokens. It takes ten times as long, so short texts are read by `core.canonical`;
-the form is the same.
+The standard library's decoder and encoder hold the interpreter from the first byte to the last: a
+body of one megabyte stops all other threads for a tenth of a second. Here other threads can run
+after a few tokens. This takes ten times as long, so `_core.canonical` reads short texts; the form
+is the same.
 
-The work is linear in the text, times a depth that is limited.
+The work is linear in the length of the text times its depth, which is limited.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from oncekey._core.json_numbers import DIGITS_PLAIN_MAX, TooManyDigits
 DEPTH_MAX = 900
 PIECES_MAX = 4_096
 NUMBERS_CHARS_MAX = 67_108_864
-"""What all numbers together may come to. The first version of the fingerprint makes 309 digits of
-`1e308`; no text of a megabyte comes to more.
+"""All numbers together, as written. Version 1 of the fingerprint writes `1e308` as 309 digits; no
+text of a megabyte comes to more.
 """
 TURN = 256
 PAUSE_S = 1e-5
-"""After so many values another thread has its turn. One that has to ask for it waits five
-milliseconds each time (`sys.getswitchinterval`), and some servers change threads ten times to
-answer one request.
+"""After so many values another thread may run. A thread that has to ask waits five milliseconds
+each time (`sys.getswitchinterval`), and some servers switch threads ten times for one response.
 """
 _SORTED_MAX = 32_768
-"""Names that are sorted at one go."""
+"""More names are sorted in parts."""
 
-# `*+` gives nothing back: where nothing fits behind a megabyte of blanks, each of them would be
-# tried as the last one, at one go.
+# `*+` does not backtrack: if nothing fits after a megabyte of blanks, each of them would be tried
+# as the last one, without a pause.
 _VALUE = re.compile(
     r"[ \t\n\r]*+(?:"
     r'("[ !#-\[\]-~]*+")'  # 1: a string that is canonical as it stands
@@ -55,11 +54,11 @@ _END = re.compile(r"[ \t\n\r]*+([\]}])").match
 _REST = re.compile(r"[ \t\n\r]*+").fullmatch
 
 Number = Callable[[str], str]
-"""The canonical form of a number, from its text."""
+"""From the text of a number to its canonical form."""
 
 
 class Rules:
-    """What is not the same for every version of the canonical form."""
+    """What differs between versions of the canonical form."""
 
     __slots__ = ("constant", "number", "twice", "whole")
 
@@ -73,24 +72,24 @@ class Rules:
         self.whole = whole
         self.number = number
         self.twice = twice
-        """Makes the refusal of a name that comes twice in one object."""
+        """Makes the error for a name that is twice in one object."""
         self.constant = constant
 
 
-class _Object:
+class _OpenObject:
     """An object that is being read."""
 
     __slots__ = ("begin", "members", "name")
 
     def __init__(self, begin: int) -> None:
         self.begin = begin
-        """Where its current member begins in what is written."""
+        """Where its current member begins in the output."""
         self.name = ""
         self.members: dict[str, str] = {}
 
 
 class LongJson:
-    """One text, to be read once."""
+    """Reads one text once."""
 
     def __init__(self, text: str, rules: Rules) -> None:
         self._text = text
@@ -98,16 +97,16 @@ class LongJson:
         self._at = 0
         self._written: list[str] = []
         self._folded = 0
-        """So many pieces of it are long: what was written before was put together."""
+        """How many of its first pieces are long: earlier output was joined."""
         self._digits = 0
         """How many characters its numbers came to."""
-        self._open: list[_Object | None] = []
+        self._open: list[_OpenObject | None] = []
         """What is being read, outermost first; None for an array."""
         self.members: dict[str, str] | None = None
-        """Where the text is an object: the canonical form of each of its members."""
+        """If the text is an object: the canonical form of each of its members."""
 
     def canonical(self) -> str:
-        """All of it. Raises `JSONDecodeError` or `RecursionError`, or as the rules say."""
+        """Return the canonical form. Raises `JSONDecodeError`, `RecursionError` or by the rules."""
         for read in itertools.count(1):
             if not read % TURN:
                 time.sleep(PAUSE_S)
@@ -124,9 +123,7 @@ class LongJson:
         return "".join(self._written)
 
     def _fold(self) -> None:
-        """Put together what was written, but for where members begin: pieces take ten times the
-        room.
-        """
+        """Join the output, except where members begin: pieces take ten times the memory."""
         start = at = self._folded
         pieces = self._written[start:]
         del self._written[start:]
@@ -140,7 +137,7 @@ class LongJson:
         self._folded = len(self._written)
 
     def _value(self) -> bool:
-        """Read a value. False: it has others inside, of which the first is next."""
+        """Read a value. False: it contains others, and the first of them is next."""
         found = _VALUE(self._text, self._at) or self._fail()
         self._at = found.end()
         kind = found.lastindex
@@ -178,7 +175,7 @@ class LongJson:
         if len(self._open) >= DEPTH_MAX:
             raise RecursionError
         if is_object:
-            self._open.append(_Object(len(self._written)))
+            self._open.append(_OpenObject(len(self._written)))
             self._name()
         else:
             self._written.append("[")
@@ -186,7 +183,7 @@ class LongJson:
         return False
 
     def _closes(self) -> bool:
-        """A value is read; whether what it stands in ends with it. Else another one follows."""
+        """After a value: return whether what contains it ends here. Otherwise another follows."""
         found = _NEXT(self._text, self._at) or self._fail()
         self._at, mark, inside = found.end(), found[1], self._open[-1]
         if inside is None:
@@ -228,7 +225,7 @@ class LongJson:
 
 
 def write_object(members: dict[str, str]) -> str:
-    """An object of these members, which are in canonical form."""
+    """Write an object of members that are in canonical form."""
     return f"{{{','.join([f'{quoted(name)}:{members[name]}' for name in _in_order(members)])}}}"
 
 

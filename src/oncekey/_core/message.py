@@ -1,4 +1,4 @@
-"""A message: what is written to the outbox, and what its publisher is given."""
+"""A message: what is written to the outbox, and what its publisher gets."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ NAME_CHARS_MAX = 255
 HEADERS_BYTES_MAX = 16_384
 PAYLOAD_BYTES_MAX = 1_048_576
 LANE_BYTES = 16
-_UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 @value
 class Message:
-    """One message, as it is handed to a broker."""
+    """One message, as its publisher sends it to a broker."""
 
     id: str
-    """The same however often it is published: give it to the broker as the message's id."""
+    """The same however often it is published: pass it to the broker as the message's id."""
     topic: str
     key: str | None
     headers: Mapping[str, str]
     payload: bytes
     attempts: int = 0
-    """Which try this is, 1 for the first."""
+    """The number of this try, 1 for the first."""
 
 
 @value
 class Parked:
-    """A message that could not be published and waits for a person."""
+    """A dead letter: a message that could not be published and waits for a person."""
 
     message: Message
     error: str
@@ -82,28 +82,28 @@ def _as_json(payload: Any) -> bytes:
 
 
 def _check(message: Message, payload_bytes_max: int) -> None:
-    """Refuse before it is written what no worker could publish, or no database could keep."""
+    """Refuse what no worker can publish or no database can store, before it is written."""
     key = "-" if message.key is None else message.key
     for what, text in (("topic", message.topic), ("key", key)):
-        if not 0 < len(text) <= NAME_CHARS_MAX or _UNKEEPABLE.search(text):
+        if not 0 < len(text) <= NAME_CHARS_MAX or _UNSTORABLE.search(text):
             raise Misuse(
                 f"a {what} has 1 to {NAME_CHARS_MAX} characters, no NUL and no half of a surrogate "
                 f"pair: {text[:40]!r}"
             )
     for name, text in message.headers.items():
-        if _UNKEEPABLE.search(name + text):
+        if _UNSTORABLE.search(name + text):
             raise Misuse(f"header {name!r} has a NUL or half of a surrogate pair")
     if len(encode_headers(message.headers)) > HEADERS_BYTES_MAX:
         raise Misuse(f"the headers of a message have at most {HEADERS_BYTES_MAX} bytes")
     if len(message.payload) > payload_bytes_max:
         raise Misuse(
             f"the payload has {len(message.payload)} bytes, more than payload_bytes_max="
-            f"{payload_bytes_max}: keep it elsewhere and publish where it is"
+            f"{payload_bytes_max}: store it elsewhere and publish its address"
         )
 
 
 def lane(message: Message) -> bytes:
-    """What keeps messages in order: topic and key, or nothing but itself where it has no key."""
+    """Return what messages are ordered by: topic and key, or the message alone if it has no key."""
     if message.key is None:
         return uuid.UUID(message.id).bytes
     framed = frame([as_bytes(message.topic), as_bytes(message.key)])

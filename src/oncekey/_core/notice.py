@@ -1,16 +1,14 @@
-"""The notice: the reserved record of a store at which every process looks before it claims.
+"""The notice: a reserved record of the store that every process reads before it claims.
 
-What stands there is either
+It says one of two things:
 
-the *book* of a sealed store: which it is for those who look without its secrets, and must not write
-beside it; or
+- The store is *sealed*. A process without its secrets reads this, and must not write beside sealed
+  records.
+- The *amnesia guard* is raised: an operator said that the store lost records that it had
+  acknowledged. A request whose key may have been used before the loss does not run, because it may
+  have run already: its outcome is unknown. Only keys that are surely newer run.
 
-the *amnesia guard*, raised by an operator after the store lost records that it had acknowledged. A
-key that may have been used before the loss is then not run, for it may have run already: its
-outcome is unknown. Only a key that is surely newer is run as ever.
-
-A sealed store shows its own notice under this id, sealed like every record: the book is seen by
-nobody but by those who open it.
+A process that has the secrets finds the store's own notice under this id, sealed like every record.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from oncekey.errors import CorruptRecord, StoreUnfit
 
 NOTICE_ID = hashlib.sha256(b"oncekey/notice/1").digest()
 NEVER_SEALED = (NOTICE_ID, MAC_KEY_ID)
-"""What stands as it is in a store whose records are sealed."""
+"""Records that are not encrypted in a sealed store."""
 LEASE_S = 1.0
 KEYRING = "oncekey/sealed"
 AMNESIA = "oncekey/amnesia"
@@ -33,16 +31,16 @@ AMNESIA = "oncekey/amnesia"
 
 @value
 class Amnesia:
-    """The guard, as it was raised."""
+    """The guard, as an operator raised it."""
 
     until: float
-    """Seconds since 1970: what was acknowledged before this may be forgotten."""
+    """Seconds since 1970: what was acknowledged before this may be lost."""
     skew_s: float
-    """How far ahead the clocks of those who make keys may be."""
+    """How far ahead the clocks of clients that make keys may be."""
 
     def covers(self, made_at: float | None, now: float) -> bool:
-        """Whether a key may have been used before the loss. One from the future tells nothing: it
-        only looks like a time.
+        """Return whether a key may have been used before the loss. A time in the future proves
+        nothing.
         """
         if made_at is None:
             return True
@@ -50,22 +48,22 @@ class Amnesia:
 
 
 FORGETS_ALL = Amnesia(float("inf"), 0.0)
-"""While somebody is raising it."""
+"""The guard while it is being raised."""
 
 
 def notice_claim(operation: str, token: bytes, retention_s: float) -> Claim:
-    """What makes a notice; `reserved_swap` writes what it says."""
+    """Return the claim of a notice; `reserved_swap` writes what it says."""
     return reserved_claim(NOTICE_ID, operation, token, retention_s, LEASE_S)
 
 
 def read_notice(record: Record | None) -> Amnesia | None:
-    """What a process has to heed; raises `StoreUnfit` where it must not go on."""
+    """Return the guard, if one is raised; raises `StoreUnfit` if the process must not go on."""
     if record is None or record.expired:
         return None
     if record.operation == KEYRING:
         raise StoreUnfit(
-            "the records of this store are sealed, and this process was given no secrets: what it "
-            "would write nobody else would find. Give it open_store(url, secrets=…)"
+            "the records of this store are sealed, and this process has no secrets: no other "
+            "process would find what it writes. Write open_store(url, secrets=…)"
         )
     if record.operation != AMNESIA:
         raise StoreUnfit(f"the store's notice says {record.operation!r}: a newer release wrote it")
@@ -75,13 +73,13 @@ def read_notice(record: Record | None) -> Amnesia | None:
 
 
 def encode_amnesia(guard: Amnesia | None) -> bytes:
-    """The body of the notice; None: the guard is lowered."""
+    """Encode the body of the notice; None: the guard is lowered."""
     said = None if guard is None else {"until": guard.until, "skew_s": guard.skew_s}
     return json.dumps({"version": 1, "guard": said}).encode()
 
 
 def decode_amnesia(body: bytes | None) -> Amnesia | None:
-    """The inverse of `encode_amnesia`."""
+    """Decode what `encode_amnesia` wrote."""
     try:
         said = json.loads(body or b"")
         if said["version"] != 1:

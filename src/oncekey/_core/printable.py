@@ -1,13 +1,13 @@
-"""Text of unknown origin, made safe to show."""
+"""Make text of unknown origin safe to show."""
 
 from __future__ import annotations
 
 
 def printable(text: str, chars_max: int = 200) -> str:
-    r"""`text` on one line: control characters as escapes, what is over `chars_max` left out.
+    r"""Put a text on one line, with escapes for control characters, cut at `chars_max`.
 
-    Tenants and operations come from requests. Shown as they are they could break a log into lines
-    that never happened, or tell a terminal what to do.
+    Tenants and operations come from requests. Shown as they are, they could forge log lines or send
+    commands to a terminal.
 
     >>> printable("POST /orders\r\nERROR all is lost")
     'POST /orders\\r\\nERROR all is lost'

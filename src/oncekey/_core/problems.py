@@ -1,7 +1,7 @@
 """Refusals as values: what is wrong, whether a retry helps, and what to do.
 
-What they look like on the wire is said by a profile (`oncekey._core.profiles`). Nothing here is
-given the key or a value of the request, so nothing here can repeat one.
+A profile (`oncekey._core.profiles`) decides what they look like on the wire. Nothing here gets the
+key or a value of the request, so nothing here can leak one.
 """
 
 from __future__ import annotations
@@ -53,16 +53,14 @@ class Problem:
     kind: Kind
     detail: str
     retryable: bool = False
-    """Whether the same request with the same key may succeed later, without anybody changing
-    anything.
-    """
+    """Whether the same request with the same key may succeed later if nothing changes."""
     retry_after_s: float | None = None
     fields: tuple[str, ...] = ()
     """On a mismatch: the top-level fields that differ, never their values."""
     location: bytes | None = None
-    """Where the answer was not kept: the resource that it created."""
+    """If the response was not stored: the resource that it created."""
     advice: str = ""
-    """What to do with the key now, where that is not what its kind says."""
+    """What to do with the key now, if that differs from the advice of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class Meaning:
     status: int
     """Unless a profile says otherwise."""
     advice: str
-    """What to do with the key now, unless a refusal of this kind has advice of its own."""
+    """What to do with the key now, unless the refusal has its own advice."""
 
 
 _SAME_KEY = "Wait, then send the same request with the same key."
@@ -152,12 +150,12 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
 
 
 def docs_link(kind: Kind, docs_url: str) -> str:
-    """Where this kind of refusal is explained: each under an anchor of its own name."""
+    """Return where this kind of refusal is explained: under an anchor of its name."""
     return f"{docs_url}#{kind}"
 
 
 def as_json(problem: Problem, status: int, docs_url: str | None = None) -> dict[str, Any]:
-    """The members of an application/problem+json body (RFC 9457)."""
+    """Return the members of an application/problem+json body (RFC 9457)."""
     meaning = MEANINGS[problem.kind]
     body: dict[str, Any] = {
         "type": f"urn:oncekey:problem:{problem.kind}",
@@ -177,7 +175,7 @@ def as_json(problem: Problem, status: int, docs_url: str | None = None) -> dict[
 
 
 def reply_headers(problem: Problem, docs_url: str | None = None) -> list[tuple[bytes, bytes]]:
-    """The headers that a refusal has in every shape, apart from what describes its body."""
+    """Return the headers of a refusal in every shape, except those that describe its body."""
     lines = [(b"cache-control", b"no-store")]
     if (wait_s := _wait_s(problem)) is not None:
         lines.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
@@ -190,12 +188,12 @@ def reply_headers(problem: Problem, docs_url: str | None = None) -> list[tuple[b
 
 
 def detail_of(problem: Problem) -> str:
-    """The detail, safe to be sent to anybody's parser, and bounded."""
+    """Return the detail, bounded and safe for any parser."""
     return _clean(problem.detail, DETAIL_CHARS_MAX)
 
 
 def json_bytes(value: object) -> bytes:
-    """JSON in ASCII that stays text even where somebody takes it for HTML."""
+    """Write JSON in ASCII that is harmless if it is read as HTML."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.translate(_HTML).encode("ascii")
 
@@ -205,7 +203,7 @@ _BREAKS_A_LINE = re.compile(rb"[\r\n\0]")
 
 
 def _clean(text: str, chars_max: int) -> str:
-    """At most this long, and without the lone surrogates that strict parsers refuse."""
+    """Cut a text to this length, and replace lone surrogates, which strict parsers refuse."""
     return text[:chars_max].encode("utf-8", "replace").decode("utf-8")
 
 

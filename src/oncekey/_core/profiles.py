@@ -1,12 +1,12 @@
 """Profiles: named sets of rules that imitate a provider, so that its clients work unchanged.
 
-A profile is data: where the key travels, which status says what, what errors look like, which
-headers an answer carries, and a sparse policy. Take one from `PROFILES` and change what you need:
+A profile is data: where the key is, which status means what, what errors look like, which headers
+a response carries, and a sparse policy. Take one from `PROFILES` and change what you need:
 
     PROFILES["oncekey"].derive(name="ours", mismatch_status=409, in_flight_status=425)
 
-Each row of the table says which published fact it follows, and where nothing is published, what
-was chosen. No row follows a provider into answering a different request with a stored answer.
+Each row of the table says which published fact it follows, and what was chosen if nothing is
+published. No row imitates a provider that answers a different request with a stored response.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from oncekey.errors import Misuse
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The key travels in a request header."""
+    """The key is in a request header."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class BodyField:
-    """The key travels in a top-level field of the body; it is not part of the fingerprint."""
+    """The key is in a top-level field of the body, which the fingerprint leaves out."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class QueryParameter:
-    """The key travels in the query; it is not part of the fingerprint."""
+    """The key is in the query; the fingerprint leaves the parameter out."""
 
     name: str
 
@@ -58,59 +58,59 @@ class Profile:
 
     name: str
 
-    # what is asked of the client
+    # what the client sends
     key_in: Header | BodyField | QueryParameter = Header("Idempotency-Key")
     key_quoted: bool = False
     """Whether a client writes the key's header as a quoted string. A server takes both."""
     key_chars_max: int = keys.CHARS_MAX
     uuid_only: bool = False
     case_insensitive: bool = False
-    """Whether keys that differ only in case are the same key; they are kept in lower case."""
+    """Whether keys that differ only in case are the same key; they are stored in lower case."""
     first_sent_in: Header | None = None
     """Where the client says when it first sent the request: see `oncekey._core.key_age`."""
     target_in: Header | None = None
-    """Where the client says what it asks for, if the path does not: a part of the fingerprint."""
+    """Where the client names the operation, if the path does not: part of the fingerprint."""
 
     # rules for records
     policy: Policy = field(default_factory=Policy)
-    """What the profile sets; the application's and the route's policies lie over it."""
+    """What the profile sets; the policies of the application and the route lie over it."""
     retention_from: Literal["completion", "first use"] = "completion"
     relied_s: float = 86_400.0
-    """How long a client counts on a key being remembered, until the server says so itself. A
-    provider may keep keys for longer than it promises, so this can be less than what the same
-    profile chooses for a server of ours.
+    """How long a client assumes that the server remembers a key, until the server says how long. A
+    provider may remember keys for longer than it promises, so this can be less than what the same
+    profile sets for a server.
     """
 
     # refusals
     statuses: Mapping[Kind, int] = field(default_factory=dict, hash=False)
-    """Where they differ from `MEANINGS`."""
+    """Statuses that differ from `MEANINGS`."""
     shape: str | Shape = "problem"
     """A name from `SHAPES`, or a function like those in `oncekey._core.error_bodies`."""
     docs_url: str | None = None
-    """Where your clients read what each kind means; as a full URL it is also sent as a Link. None:
+    """The page that explains each kind to your clients; a full URL is also sent as a Link. None:
     refusals name no page.
     """
 
-    # headers of answers; None leaves one out
+    # headers of responses; None leaves one out
     replay_marker: tuple[str, str] | None = ("idempotent-replayed", "true")
     key_echo: str | None = "idempotency-key"
     expiry_header: str | None = "idempotency-expires"
     request_id_headers: tuple[str, ...] = ("request-id", "x-request-id")
-    """Headers that name one exchange: a replay does not repeat them, but says what they were in
+    """Headers that identify one exchange. A replay does not repeat them, but sends the first one in
     `original_request_header`.
     """
     original_request_header: str | None = "original-request"
     should_retry_header: str | None = None
-    """Tells clients with automatic retries whether to use them: on refusals and kept errors."""
+    """Tells clients with automatic retries whether to retry: on refusals and stored errors."""
     result_header: str | None = None
     """Says `accepted` or `rejected`: whether the request counts as this key's request."""
     transient_header: str | None = None
-    """`true` on refusals that may be retried. A handler that sends it has its answer not kept."""
+    """`true` on refusals that may be retried. A response of a handler with it is not stored."""
 
     own_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
-    """Headers of answers that nobody but the profile writes."""
+    """Headers of responses that only the profile writes."""
     request_id_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
-    """`request_id_headers` as they are compared."""
+    """`request_id_headers`, as bytes."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -138,8 +138,9 @@ class Profile:
         policy: Policy | None = None,
         **changes: Any,
     ) -> Profile:
-        """This profile with some things changed; `statuses` and `policy` lie over its own. Who says
-        how long records are kept has said how long clients can count on them.
+        """Return this profile with changes; `statuses` and `policy` lie over its own.
+
+        A new retention is also how long clients rely on a key, unless you set `relied_s`.
         """
         shortcuts = {
             Kind.MISSING_KEY: missing_status,
@@ -154,7 +155,7 @@ class Profile:
                 f"{', '.join(sorted(_DERIVABLE | _SHORTCUTS))}"
             )
         if policy and policy.retention_s is not INHERIT:
-            # Where requests are dated, half of it is the window (`oncekey._core.key_age`).
+            # If requests are dated, half of it is the window (`oncekey._core.key_age`).
             dated = changes.get("first_sent_in", self.first_sent_in) is not None
             changes.setdefault("relied_s", policy.retention_s / (2 if dated else 1))
         return dataclasses.replace(
@@ -166,24 +167,24 @@ class Profile:
 
     @property
     def cors_allow_headers(self) -> tuple[str, ...]:
-        """Request headers that a script on another origin must be allowed to send."""
+        """Request headers that scripts of other origins must be allowed to send."""
         headers = (self.key_in, self.first_sent_in, self.target_in)
         return tuple(header.name for header in headers if isinstance(header, Header))
 
     @property
     def cors_expose_headers(self) -> tuple[str, ...]:
-        """Answer headers that a script on another origin must be allowed to read."""
+        """Response headers that scripts of other origins must be allowed to read."""
         names = {name.decode() for name in self.own_names}
         names |= {name for name in (self.should_retry_header, self.transient_header) if name}
         ours = {"idempotency-outcome", "idempotency-stored"}
         return tuple(sorted(names | ours | {"retry-after", "location", "link"}))
 
     def status(self, kind: Kind) -> int:
-        """The status that says this."""
+        """Return the status for this kind of refusal."""
         return self.statuses.get(kind, MEANINGS[kind].status)
 
     def key(self, text: str) -> str | BadKey:
-        """A valid key as this profile compares it, or why it does not take it."""
+        """Return a valid key as this profile compares it, or why it refuses it."""
         if len(text) > self.key_chars_max:
             return BadKey(
                 f"The key is longer than {self.key_chars_max} characters. Send a shorter one."
@@ -234,14 +235,14 @@ def _check(profile: Profile) -> None:
 
 # ------------------------------------------------------------------------------- refusals
 
-# The request is this key's request; only its answer cannot be had, for now or for ever.
+# The request counts as this key's request, but there is no response to send, now or ever.
 _OF_THIS_KEY = frozenset(
     {Kind.IN_FLIGHT, Kind.OUTCOME_UNKNOWN, Kind.ANSWER_NOT_KEPT, Kind.STALE_ANSWER}
 )
 
 
 def render(problem: Problem, profile: Profile, status: int | None = None) -> Answer:
-    """A refusal as it is sent under this profile, by its own status unless another is given."""
+    """Render a refusal under this profile, with its status unless you pass another."""
     status = status or profile.status(problem.kind)
     shape = SHAPES[profile.shape] if isinstance(profile.shape, str) else profile.shape
     shaped = shape(problem, status, profile.docs_url)
@@ -261,8 +262,8 @@ def render(problem: Problem, profile: Profile, status: int | None = None) -> Ans
 
 # ---------------------------------------------------------------------------------- table
 #
-# What a provider does not send (a replay marker, an expiry) is sent all the same: a header more
-# breaks no client. The key is echoed only where the provider's key is a header that it echoes.
+# Headers that a provider does not send (a replay marker, an expiry) are sent all the same: one more
+# header breaks no client. The key is echoed only if the provider echoes its key header.
 
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
@@ -430,7 +431,7 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
 
 
 def profile(name_or_profile: str | Profile, docs_url: str | None = None) -> Profile:
-    """The profile of this name, or the one given; with this page for its refusals, if one is."""
+    """Return the profile, by its name if need be, with `docs_url` as the page for its refusals."""
     if isinstance(name_or_profile, Profile):
         found = name_or_profile
     elif str(name_or_profile) in PROFILES:

@@ -1,9 +1,9 @@
-"""Quotas: what one tenant may have kept at a time. And how that is counted by time.
+"""Quotas: how much one tenant may have stored at a time, and how that is counted.
 
-Nobody counts what expires. A record is counted where it will: in a *span* of time, of an eighth to
-a quarter of its retention. What a tenant has kept is the sum over the spans that have not passed.
-So a count goes by itself, with its span, and a record counts for at most that much longer than it
-is there. Records of very different retentions have spans of different lengths.
+Nothing is counted when it expires. A record is counted in the *span* of time in which it will
+expire; a span is an eighth to a quarter of its retention. What a tenant has stored is the sum over
+the spans that have not passed. So counts vanish with their spans, and a record counts at most one
+span longer than it exists. Records of very different retentions have spans of different lengths.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from oncekey.errors import Misuse
 
 OPERATION = "oncekey/quota"
 SPANS_MAX = 8
-"""Of one length, within one retention; and one more has begun."""
+"""Spans of one length within one retention; one more has begun."""
 RETRY_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What one tenant may have kept at a time; None sets no limit.
+    """What one tenant may have stored at a time; None sets no limit.
 
     >>> Quota(records_max=100_000).bytes_max
     """
 
     records_max: int | None = None
-    """Records that have not expired, of whatever state; tombstones do not count."""
+    """Records that have not expired, in any state; tombstones do not count."""
     bytes_max: int | None = None
-    """Bytes of kept answers: their bodies and headers."""
+    """Bytes of stored responses: bodies and headers."""
 
     def __post_init__(self) -> None:
         limits: dict[str, object] = {"records_max": self.records_max, "bytes_max": self.bytes_max}
@@ -46,7 +46,7 @@ class Quota:
 
 @value
 class Usage:
-    """Records, and bytes of answers."""
+    """Records, and bytes of responses."""
 
     records: int = 0
     answer_bytes: int = 0
@@ -62,7 +62,7 @@ NOTHING = Usage()
 
 
 def check_quota(quota: Quota, used: Usage) -> Problem | None:
-    """Why a tenant that uses so much may not begin anything more."""
+    """Return why a tenant that uses this much may not begin a request; None if it may."""
     if quota.records_max is not None and used.records >= quota.records_max:
         what = f"{quota.records_max} records of recent requests"
     elif quota.bytes_max is not None and used.answer_bytes >= quota.bytes_max:
@@ -79,7 +79,7 @@ def check_quota(quota: Quota, used: Usage) -> Problem | None:
 
 
 def is_nearly_used(quota: Quota, known: Usage, since: Usage, part: float) -> bool:
-    """Whether what was used since is that part of what was left, or more."""
+    """Return whether at least `part` of what was left has been used since."""
     limits = (
         (quota.records_max, known.records, since.records),
         (quota.bytes_max, known.answer_bytes, since.answer_bytes),
@@ -95,7 +95,7 @@ def is_nearly_used(quota: Quota, known: Usage, since: Usage, part: float) -> boo
 
 @value
 class Span:
-    """A stretch of time in which records expire: the how many-th of its length since 1970."""
+    """A stretch of time in which records expire; spans of one length are numbered since 1970."""
 
     length_s: float
     number: int
@@ -107,23 +107,23 @@ class Span:
 
 
 def length_s(retention_s: float) -> float:
-    """Of the spans for records of this retention: a power of two, so that few lengths serve all."""
+    """Return the length of spans for this retention: a power of two, so that few serve all."""
     return 2.0 ** math.ceil(math.log2(retention_s / SPANS_MAX))
 
 
 def span_of(retention_s: float, now_wall: float) -> Span:
-    """Where a record is counted that begins now."""
+    """Return the span in which a record that begins now is counted."""
     length = length_s(retention_s)
     return Span(length, int((now_wall + retention_s) // length))
 
 
 def spans_ahead(length: float, now_wall: float) -> list[Span]:
-    """Where records of one length may be counted that have not expired."""
+    """Return the spans of one length in which records that have not expired may be counted."""
     first = int(now_wall // length)
     return [Span(length, number) for number in range(first, first + SPANS_MAX + 1)]
 
 
 def account_id(tenant: str, span: Span) -> bytes:
-    """The id of the record that holds a tenant's count of one span."""
+    """Return the id of the record with a tenant's count of one span."""
     length = repr(span.length_s).encode()
     return reserved_id(OPERATION, as_bytes(tenant), length, b"%d" % span.number)

@@ -1,4 +1,4 @@
-"""The refusals that the engine gives, in the words that a client's developer reads."""
+"""The refusals of the engine, in words for the developer of a client."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from oncekey._core.record import Record
 
 
 def in_flight(record: Record) -> Problem:
-    # Half of what it has taken so far is a fair guess at what is still to come; never beyond the
-    # lease.
+    # Half of the time so far is a fair guess at what is left; never beyond the lease.
     retry_after_s = max(1.0, min(record.age_s / 2, record.lease_left_s))
     return Problem(
         Kind.IN_FLIGHT,
@@ -45,7 +44,7 @@ def outcome_unknown() -> Problem:
 
 
 def request_failed() -> Problem:
-    """For the request itself that broke, where a retry will not run it again."""
+    """The response to a request that failed itself, if a retry will not run it again."""
     return Problem(
         Kind.OUTCOME_UNKNOWN,
         "The request failed, and nobody knows what it did before that. A retry with this key will "
@@ -123,7 +122,7 @@ def answer_not_recorded(lease_left_s: float) -> Problem:
 
 
 def commit_unknown() -> Problem:
-    """Of a commit for a request without a key: a retry would learn nothing, and run again."""
+    """The commit of a request without a key: a retry would learn nothing, and run again."""
     return Problem(
         Kind.STORE_UNAVAILABLE,
         "The request ran, but nobody knows whether what it wrote was committed. It brought no key "
@@ -143,7 +142,7 @@ def unsettled(lease_left_s: float) -> Problem:
 
 
 def _status_and_location(record: Record) -> tuple[int, bytes | None]:
-    """The status of what was answered, and where the resource is that it created."""
+    """Return the status of the response, and the location of the resource that it created."""
     if record.answer is None:
         return 0, None
     return record.answer.status, dict(record.answer.headers).get(b"location")

@@ -1,7 +1,7 @@
-"""Records of oncekey's own: what it keeps in the store for itself, beside the records of requests.
+"""Reserved records: what oncekey stores for itself, beside the records of requests.
 
-They are made and changed by the same verbs. Their ids are no digests of a scope and a key, so that
-no request can have one. Whoever lists records finds them under the tenant `oncekey`.
+The same verbs create and change them. Their ids are not digests of a scope and a key, so no request
+can have one. They are listed under the tenant `oncekey`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from oncekey._core.verbs import Swap, When
 
 TENANT = "oncekey"
 LEASE_S = 60.0
-"""Enough to write one: it is completed by the next verb."""
+"""Long enough to write one: the next verb completes it."""
 MAC_KEY_ID = hashlib.sha256(b"oncekey/tiered/1").digest()
-"""The record of a tiered store's truth that keeps the key of its MACs."""
+"""The record in which a tiered store keeps the key of its MACs."""
 
 
 def reserved_id(operation: str, *parts: bytes) -> bytes:
-    """The id of the record that these parts name."""
+    """Return the id of the record that these parts name."""
     return hashlib.sha256(frame([f"{operation}/1".encode(), *parts])).digest()
 
 
 def reserved_claim(
     record_id: bytes, operation: str, token: bytes, retention_s: float, lease_s: float = LEASE_S
 ) -> Claim:
-    """What makes such a record, before anything is said by it."""
+    """Return the claim that creates a reserved record, still empty."""
     return Claim(
         id=record_id,
         token=token,
@@ -42,9 +42,10 @@ def reserved_claim(
 
 
 def reserved_swap(found: Record, body: bytes, token: bytes, retention_s: float) -> Swap:
-    """What writes such a record anew, whatever state it is in. No transition of `lifecycle` does
-    that: but nobody owns this record, who was about to write it may have died, and of several who
-    write at once the first is heard.
+    """Return the swap that overwrites a reserved record, whatever its state.
+
+    No transition of `lifecycle` does that; but nobody owns this record, its last writer may have
+    died, and of several concurrent writers the first wins.
     """
     return Swap(
         id=found.id,

@@ -1,6 +1,6 @@
-"""The headers of an answer: which are kept, and what the first answer and its replays carry.
+"""Headers of responses: which are stored, and what the first response and its replays carry.
 
-Header lines stay lines: in their order, never joined and never split (two cookies are two lines).
+Header lines stay lines: in order, never joined and never split (two cookies are two lines).
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from oncekey._core.record import Answer
 Lines = list[tuple[bytes, bytes]]
 
 UNKNOWN = (b"idempotency-outcome", b"unknown")
-"""On the answer of an attempt of which nobody knows what it did."""
+"""On the response of an attempt whose outcome is unknown."""
 
 BODILESS = (204, 304)
-"""Statuses whose answers have no body, whatever the application says."""
+"""Statuses whose responses have no body, whatever the application says."""
 
-# True of one connection, or of one moment: the server writes them anew for every message.
+# They belong to one connection or one moment: the server writes them anew for every message.
 _OF_ONE_MESSAGE = frozenset(
     b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade http2-settings "
     b"date age content-length traceparent tracestate traceresponse server-timing".split()
 )
-# Secrets and session state: useful to a thief of the store, harmful when they come a second time.
+# Secrets and session state: useful to a thief of the store, harmful if replayed.
 _SECRET = frozenset(
     b"set-cookie set-cookie2 authorization proxy-authorization www-authenticate proxy-authenticate "
     b"authentication-info proxy-authentication-info x-auth-token".split()
 )
 _NEVER = _OF_ONE_MESSAGE | _SECRET
 _CSRF = re.compile(rb"csrf|xsrf")
-# Counted anew for a body that is sent whole.
+# Computed anew for a body that is sent at once.
 _OF_A_WHOLE_BODY = (b"content-length", b"transfer-encoding")
-# Without these nobody can read the body: no list leaves them out.
+# Without these nobody can read the body: they are always stored.
 _FOR_THE_BODY = frozenset({b"content-type", b"content-encoding"})
 
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]{1,1000}")  # no server sends a longer name
-_BREAKS_A_LINE = re.compile(rb"[\0-\x08\n-\x1f\x7f]")  # a server that refuses it sends nothing
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]{1,1000}")  # servers send no longer name
+_BREAKS_A_LINE = re.compile(rb"[\0-\x08\n-\x1f\x7f]")  # a server that refuses one sends no response
 
 
 def kept_headers(
     headers: Iterable[tuple[bytes, bytes]], policy: Policy, profile: Profile
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """What of a handler's headers is stored, under a settled policy. Names become lower case;
-    blanks around a value are no part of it, and some servers send no message that has them.
+    """Return the headers of a handler to store, under a settled policy. Names become lower case;
+    blanks around values are dropped, because some servers refuse to send them.
 
-    Never kept: what belongs to one message, secrets, what this profile writes itself, and lines
-    that would break the message they are replayed in. `policy.headers_kept` narrows the rest; of
-    what is never kept it can only bring back Set-Cookie, by naming it.
+    Never stored: what belongs to one message, secrets, what this profile writes itself, and lines
+    that would break the response in which they are replayed. `policy.headers_kept` narrows the
+    rest; of what is never stored it can only allow Set-Cookie, by naming it.
     """
     lines = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     own, hop_by_hop = profile.own_names, _named_by_connection(lines)
@@ -68,16 +68,14 @@ def kept_headers(
 
 
 def kept_answer(answer: Answer, policy: Policy, profile: Profile) -> Answer:
-    """What is stored of an answer that the application gives whole: only the fact, if it is too
-    large.
-    """
+    """Return what to store of a complete response: only the fact, if it is too large."""
     body = answer.body
     if body is not None and len(body) > policy.answer_bytes_max:
         body = None
     return Answer(answer.status, kept_headers(answer.headers, policy, profile), body)
 
 
-@functools.lru_cache(maxsize=1024)  # an application's answers use the same few names
+@functools.lru_cache(maxsize=1024)  # an application's responses use the same few names
 def _may_be_kept(name: bytes, headers_kept: tuple[str, ...] | None) -> bool:
     if headers_kept is not None:
         listed = name.decode("latin-1") in headers_kept
@@ -92,9 +90,9 @@ def _may_be_kept(name: bytes, headers_kept: tuple[str, ...] | None) -> bool:
 def first_headers(
     answer: Answer, profile: Profile, key: str, expires_at_wall: float | None
 ) -> Lines:
-    """The headers of a handler's own answer, all of them, with what is to be said about its key.
+    """Return all headers of a handler's own response, with those about its key.
 
-    `expires_at_wall` is None where the answer was not kept.
+    `expires_at_wall` is None if the response was not stored.
     """
     added = _about_the_key(answer, profile, key, expires_at_wall, kept=expires_at_wall is not None)
     return _lines(answer, profile, added)
@@ -103,9 +101,9 @@ def first_headers(
 def replay_headers(
     answer: Answer, profile: Profile, key: str, expires_at_wall: float | None
 ) -> Lines:
-    """The headers of a kept answer that is sent again. Date is left to the server: it is fresh.
+    """Return the headers of a replay. The server adds a fresh Date.
 
-    The first answer's request id is not this one's: it moves to a header of its own.
+    The first response's request id is not that of this one: it moves to another header.
     """
     added = _about_the_key(answer, profile, key, expires_at_wall, kept=True)
     if profile.replay_marker:
@@ -118,8 +116,8 @@ def replay_headers(
 
 
 def unknown_headers(headers: Iterable[tuple[bytes, bytes]], profile: Profile) -> Lines:
-    """The headers of a handler's own answer after which nobody knows what it did: a retry does not
-    run it again, and says so.
+    """Return the headers of a handler's own response if its outcome is unknown, so that clients
+    know that a retry does not run it again.
     """
     added = [UNKNOWN]
     if profile.should_retry_header:
@@ -129,8 +127,8 @@ def unknown_headers(headers: Iterable[tuple[bytes, bytes]], profile: Profile) ->
 
 
 def says_transient(headers: Iterable[tuple[bytes, bytes]], profile: Profile) -> bool:
-    """Whether a handler marked its answer as transient, in a profile that has a header for that:
-    such an answer is not kept.
+    """Return whether a handler marked its response as transient, in a profile with a header for it.
+    Such a response is not stored.
     """
     if profile.transient_header is None:
         return False
@@ -149,11 +147,11 @@ def _named_by_connection(lines: Lines) -> list[bytes]:
 
 
 def _lines(answer: Answer, profile: Profile, added: Lines) -> Lines:
-    """The answer's own lines, its length counted, then what is added. Added lines replace those of
-    the same name, and nobody but the profile writes what is the profile's to say.
+    """Return the response's own lines with its length, then the added ones, which replace lines of
+    the same name. Only the profile writes the profile's headers.
     """
     own, replaced = profile.own_names, [name for name, _ in added]
-    if answer.body is not None:  # else it streams, and only the handler knows how
+    if answer.body is not None:  # a stream's length only the handler knows
         added = [*_length(answer.status, answer.body), *added]
         replaced += _OF_A_WHOLE_BODY
     return [
@@ -164,7 +162,7 @@ def _lines(answer: Answer, profile: Profile, added: Lines) -> Lines:
 
 
 def _length(status: int, body: bytes) -> Lines:
-    """Content-Length, but for the statuses that must not have one."""
+    """Return Content-Length, except for the statuses that must not have one."""
     bare = status < 200 or status in BODILESS
     return [] if bare else [(b"content-length", b"%d" % len(body))]
 
@@ -182,7 +180,7 @@ def _about_the_key(
     if profile.expiry_header and expires_at_wall is not None:
         lines.append((profile.expiry_header.encode("ascii"), http_date(expires_at_wall)))
     if profile.should_retry_header and kept and answer.status >= 400:
-        # However often a client retries, it gets this error: it is kept.
+        # However often a client retries, it gets this error: it is stored.
         lines.append(_line(profile.should_retry_header, "false"))
     if profile.result_header:
         lines.append(_line(profile.result_header, "accepted"))
@@ -194,7 +192,7 @@ def _line(name: str, value: str) -> tuple[bytes, bytes]:
 
 
 def _echo(key: str) -> bytes:
-    """The key so that it reads back as itself: bare as clients send it, quoted where it must be."""
+    """Write the key so that it parses as itself: bare as clients send it, quoted if it must be."""
     if '"' in key or "," in key:
         key = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return key.encode("ascii")

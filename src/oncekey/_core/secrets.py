@@ -1,9 +1,9 @@
-"""Secrets of sealed records, and the keys that are derived from each.
+"""Secrets of sealed records (encryption at rest), and the keys derived from each.
 
-A secret is text with the entropy of a key, not a password: nothing here slows a guesser down. Each
+A secret is text with the entropy of a key, not a password: nothing here slows guessing down. Each
 gives three keys, by HKDF-SHA256 (RFC 5869): one for what a client's key opens, one for what must be
-opened without it, one that wraps the deployment's id key. Its `id` stands in everything that it
-sealed, so that several can be in use at once; nobody can tell the secret from it.
+opened without it, one that wraps the deployment's id key. Its `id` is part of everything that it
+sealed, so that several can be in use at once; it does not reveal the secret.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ CHARS_MIN = 32
 SECRETS_MAX = 16
 ID_BYTES = 4
 CLOSED = "(sealed)"
-"""Stands for a key, or a step's name, where it takes the client's key to open it."""
+"""Replaces a key or a step's name that only the client's key can open."""
 ADVICE = 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 
 @value
 class Secret:
-    """What one secret gives."""
+    """The keys derived from one secret."""
 
     id: bytes
     content: bytes
@@ -33,54 +33,56 @@ class Secret:
     wrapping: bytes
 
     def __repr__(self) -> str:
-        return f"Secret({self.id.hex()})"  # error trackers keep what stands in local names
+        return f"Secret({self.id.hex()})"  # error trackers record local variables
 
 
 def secret(text: str) -> Secret:
-    """The keys of one secret."""
+    """Derive the keys of one secret."""
     extracted = hmac.digest(b"oncekey/secret/1", text.encode(), "sha256")
 
-    def derived(purpose: bytes) -> bytes:
+    def derive(purpose: bytes) -> bytes:
         return hmac.digest(extracted, purpose + b"\x01", "sha256")
 
     return Secret(
-        derived(b"id")[:ID_BYTES], derived(b"content"), derived(b"recovery"), derived(b"wrapping")
+        derive(b"id")[:ID_BYTES], derive(b"content"), derive(b"recovery"), derive(b"wrapping")
     )
 
 
 def read_secrets(given: str | Sequence[str]) -> tuple[Secret, ...]:
-    """The secrets, the one that seals first: a list, a text with commas between them, or `@FILE`
-    with one in each line. Raises `Misuse`; no message holds a part of one.
+    """Read secrets, the one that seals first: a list, a text separated by commas, or `@FILE` with
+    one per line. Raises `Misuse`; no message contains a part of one.
     """
-    _must_be_texts(given)
+    _check_texts(given)
     texts = _texts(given) if isinstance(given, str) else [text.strip() for text in given]
     if not texts or not all(texts):
         raise Misuse(
-            "secrets=…: there is none, or an empty one. Is the variable set that it comes from? "
-            f"Make one: {ADVICE}"
+            "secrets=…: there is none, or an empty one. Is the environment variable set? Make one: "
+            f"{ADVICE}"
         )
     if len(texts) > SECRETS_MAX:
-        raise Misuse(f"secrets=…: at most {SECRETS_MAX}; drop those that sealed nothing any more")
+        raise Misuse(
+            f"secrets=…: at most {SECRETS_MAX}; drop those that sealed nothing that still exists"
+        )
     if any(len(text) < CHARS_MIN for text in texts):
         raise Misuse(
-            f"secrets=…: one is shorter than {CHARS_MIN} characters, and could be guessed. Make "
+            f"secrets=…: one is shorter than {CHARS_MIN} characters, so it could be guessed. Make "
             f"one: {ADVICE}"
         )
     if any("," in text for text in texts):
-        raise Misuse("secrets=…: one holds a comma, which stands between secrets")
+        raise Misuse("secrets=…: one contains a comma, which separates secrets")
     found = tuple(secret(text) for text in texts)
     if len({each.id for each in found}) < len(found):
         raise Misuse("secrets=…: one is named twice")
     return found
 
 
-def _must_be_texts(given: object) -> None:
+def _check_texts(given: object) -> None:
     for text in given if isinstance(given, list | tuple) else [given]:
         if not isinstance(text, str):
             what = "None" if text is None else f"a {type(text).__name__}"  # it may be a secret
             raise Misuse(
-                f"secrets=…: they are texts, and not {what}. Is the variable set that they come "
-                "from? Leave them out if nothing is to be sealed"
+                f"secrets=…: takes texts, not {what}. Is the environment variable set? Omit it if "
+                "nothing is to be sealed"
             )
 
 

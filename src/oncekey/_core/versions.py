@@ -1,9 +1,9 @@
-"""Versions: functions that bring a kept answer from one schema version to another.
+"""Versions: functions that convert a stored response from one schema version to another.
 
-A record keeps its answer as the release gave it that ran the handler. When a later release answers
-in another shape, it registers how the old shape becomes the new one. What is kept is never
-rewritten: each replay converts anew. So a function must be pure: the same answer in, the same bytes
-out (P3), nothing asked of a clock, a database or chance.
+A record stores its response as the release that ran the handler gave it. A later release that
+answers in another shape registers how to convert the old one. Stored responses are never rewritten:
+each replay converts again. So the functions must be pure: the same response in, the same bytes out
+(P3), with no clock, database or randomness.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from oncekey._core.record import Answer
 from oncekey.errors import Misuse
 
 VERSION_MAX = 2**31 - 1
-"""What every store can keep."""
+"""The largest that every store can keep."""
 
 Upcast = Callable[[Answer], Answer]
 U = TypeVar("U", bound=Upcast)
 
 
 class Versions:
-    """The schema versions of an answer, and the ways between them.
+    """The schema versions of a response, and the conversions between them.
 
     >>> versions = Versions()
     >>> @versions.upcast(3, 4)
@@ -36,9 +36,9 @@ class Versions:
         self._upcasts: dict[int, dict[int, Upcast]] = {}
 
     def upcast(self, old: int, new: int) -> Callable[[U], U]:
-        """Register how an answer of version `old` becomes one of version `new`.
+        """Register a function that converts a response from version `old` to version `new`.
 
-        Downwards too, for old processes that meet new answers while a deployment rolls.
+        Also downwards, for old processes that read new responses during a rolling deployment.
         """
         check_version(old, "upcast")
         check_version(new, "upcast")
@@ -59,21 +59,22 @@ class Versions:
         return register
 
     def path(self, old: int, new: int) -> list[Upcast] | None:
-        """The shortest way, None if there is none. Of equally short ones every process takes the
-        same, in whatever order they were registered.
+        """Return the shortest chain of functions, None if there is none.
+
+        Of equally short ones every process takes the same, in whatever order they were registered.
         """
-        ways: dict[int, list[Upcast]] = {old: []}
+        chains: dict[int, list[Upcast]] = {old: []}
         ahead = deque([old])
-        while ahead and new not in ways:
+        while ahead and new not in chains:
             here = ahead.popleft()
             for version, function in sorted(self._upcasts.get(here, {}).items()):
-                if version not in ways:
-                    ways[version] = [*ways[here], function]
+                if version not in chains:
+                    chains[version] = [*chains[here], function]
                     ahead.append(version)
-        return ways.get(new) or None
+        return chains.get(new) or None
 
     def convert(self, answer: Answer, old: int, new: int) -> Answer:
-        """An answer of version `old` as version `new` gives it; raises what a function raises."""
+        """Convert a response from version `old` to `new`; raises what a function raises."""
         for function in self.path(old, new) or ():
             converted: object = function(answer)
             if not (isinstance(converted, Answer) and isinstance(converted.body, bytes)):

@@ -10,7 +10,7 @@ from typing import Any
 from oncekey._core import arguments as canonical
 from oncekey._core import fingerprint as fingerprints
 from oncekey._core import key as keys
-from oncekey._core.expression import Chosen, Expression, Source
+from oncekey._core.expression import ArgumentFunction, Expression, Source
 from oncekey._core.key import BadKey
 from oncekey._core.policy import Policy
 from oncekey._core.validation import TENANT_CHARS_MAX, is_storable
@@ -46,7 +46,9 @@ class Calls:
                 "an argument in it, such as key='{order_id}'"
             )
         self._tenant = Expression("tenant", tenant, names)
-        self._same = None if fingerprint is None else Chosen("fingerprint", fingerprint, names)
+        self._same = (
+            None if fingerprint is None else ArgumentFunction("fingerprint", fingerprint, names)
+        )
 
     @property
     def keyed(self) -> bool:
