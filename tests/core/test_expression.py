@@ -116,7 +116,7 @@ def test_a_part_that_is_not_there_is_misuse(source: str) -> None:
         ("{thing}", "wants 'thing'; the function's arguments are: order"),
         (lambda thing: thing, "wants 'thing'"),
         (lambda *args: args, "name the arguments"),
-        (lambda **kwargs: kwargs, "no \\*, \\*\\* or /"),
+        (lambda **kwargs: kwargs, "without \\*, \\*\\* or /"),
         (dict, "lambda"),
         (17, "write a text with fields"),
         (None, "write a text with fields"),

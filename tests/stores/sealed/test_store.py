@@ -246,7 +246,7 @@ def test_open_store_takes_secrets(tmp_path: Path) -> None:
         ("", "there is none, or an empty one"),
         ([], "there is none"),
         (None, "not None. Is the environment variable set"),
-        ([SECRET, None], "and not None"),
+        ([SECRET, None], "takes texts, not None"),
         (SECRET.encode(), "not a bytes"),
         (f"{SECRET},", "or an empty one"),
         ("too short", "one is shorter than 32 characters"),
