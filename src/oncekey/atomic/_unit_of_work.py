@@ -162,7 +162,7 @@ class _UnitBase:
         _outage(self._adapter).record_success()
         if self._loan is None or self._on_unused is None or self._loan.was_used:
             return
-        if not getattr(transaction, "used", False):
+        if not getattr(transaction, "was_used", False):
             self._on_unused(self._borrower, self._work.status)
 
 
