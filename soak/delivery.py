@@ -20,7 +20,7 @@ from soak.place import Place
 from soak.report import Outcome, row
 from soak.settings import Settings
 from soak.workers import Worker
-from tests.messaging.lines import LINES, NACK
+from tests.messaging.brokers import BROKERS, NACK
 from tests.servers import Server, start_kafka, start_nats, start_rabbitmq, start_redis
 
 ROLES = ("put", "publish", "handle", "put", "publish", "handle-within")
@@ -82,8 +82,8 @@ async def _broker(name: str, place: Place, stack: contextlib.AsyncExitStack) -> 
         cluster = start_kafka()
         stack.callback(cluster.close)
         url = direct = cluster.url
-    client = LINES[name].broker(direct, logger=None)
-    for subscriber in LINES[name].subscribe(client, TOPIC, NACK):
+    client = BROKERS[name].broker(direct, logger=None)
+    for subscriber in BROKERS[name].subscribe(client, TOPIC, NACK):
         subscriber(_nothing)
     await client.start()
     await client.stop()

@@ -27,7 +27,7 @@ from soak.handler import LEASE_S
 from soak.ledger import Id, Ledger
 from soak.settings import Settings
 from soak.wall import Wall
-from tests.messaging.lines import LINES, NACK
+from tests.messaging.brokers import BROKERS, NACK
 
 ROLES = ("put", "publish", "handle", "handle-within")
 """`handle` under a lease, `handle-within` in one transaction with the effect."""
@@ -53,7 +53,7 @@ class Messenger:
         self._url = url
         self._broker_url = broker_url
         self._ledger = ledger
-        self._line = LINES[settings.broker]
+        self._line = BROKERS[settings.broker]
         self._outbox = Outbox(engines.open_database(url))
 
     async def work(self, role: str, mark: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from examples import queue_charges
 from oncekey.client import Client, Retries
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
 from tests.messaging.test_celery import kill_all
 
 pytestmark = pytest.mark.slow
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as served:
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as served:
         served.otherwise = lambda handler: (201, {}, {"id": f"ch_{len(served.seen)}"})
         yield served
 
@@ -41,7 +41,7 @@ def test_the_plain_queue_does_as_it_says(tmp_path: Path, options: tuple[str, ...
 
 
 def test_a_job_of_the_plain_queue_keeps_its_key_until_it_is_answered(
-    tmp_path: Path, server: Scripted
+    tmp_path: Path, server: ScriptedServer
 ) -> None:
     server.script = [503, 503, "drop", "drop", (402, {}, {"error": "declined"})]
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
@@ -59,7 +59,7 @@ def test_a_job_of_the_plain_queue_keeps_its_key_until_it_is_answered(
 
 
 def test_a_job_that_nobody_knows_the_outcome_of_is_not_recorded_as_refused(
-    tmp_path: Path, server: Scripted
+    tmp_path: Path, server: ScriptedServer
 ) -> None:
     """It may have been charged. Its key stays for whoever finds out."""
     server.otherwise = lambda handler: (500, {"Idempotency-Outcome": "unknown"}, {})
@@ -77,7 +77,7 @@ def test_a_job_that_nobody_knows_the_outcome_of_is_not_recorded_as_refused(
 
 
 def test_a_celery_task_keeps_its_key_over_its_retries(
-    redis_url: str, tmp_path: Path, server: Scripted
+    redis_url: str, tmp_path: Path, server: ScriptedServer
 ) -> None:
     server.script = [503, "drop", "drop", "truncate"]
     environment = {

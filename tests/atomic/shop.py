@@ -108,7 +108,7 @@ _UNPREPARED: dict[str, dict[str, Any]] = {
 
 def _sqlalchemy(*, session: bool) -> Open:
     @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Opened]:
+    async def open_adapter(url: str) -> AsyncIterator[Opened]:
         scheme, _, rest = url.partition(":")
         driver = _DRIVERS[scheme]
         address, arguments = f"{scheme}+{driver}:{rest}", _UNPREPARED.get(driver, {})
@@ -120,12 +120,12 @@ def _sqlalchemy(*, session: bool) -> Open:
             yield atomic.SQLAlchemy(engine), lambda c: c.exec_driver_sql(ORDER)
         engine.dispose()
 
-    return opened
+    return open_adapter
 
 
 def _async_sqlalchemy(driver: str, *, session: bool) -> Open:
     @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Opened]:
+    async def open_adapter(url: str) -> AsyncIterator[Opened]:
         scheme, _, rest = url.partition(":")
         address, arguments = f"{scheme}+{driver}:{rest}", _UNPREPARED.get(driver, {})
         engine = create_async_engine(address, connect_args=arguments)
@@ -139,7 +139,7 @@ def _async_sqlalchemy(driver: str, *, session: bool) -> Open:
             yield atomic.AsyncSQLAlchemy(engine), lambda c: c.exec_driver_sql(ORDER)
         await engine.dispose()
 
-    return opened
+    return open_adapter
 
 
 @asynccontextmanager
@@ -238,7 +238,7 @@ MYSQL = {f"{kind}{OF_MYSQL}": way for kind, way in MARIADB.items()} if wanted() 
 KINDS = POSTGRES | SQLITE | MARIADB | MYSQL
 
 
-def marked(*kinds: str) -> list[Any]:
+def kinds_as_params(*kinds: str) -> list[Any]:
     """Kinds as parameters of tests. Those of MariaDB are slow, and stand for MySQL too where it is
     tested.
     """
@@ -288,11 +288,16 @@ class Shop:
     """The application and its middleware."""
 
     def __init__(
-        self, kind: str, place: Place, opened: Opened, store: str | None = None, **policy: Any
+        self,
+        kind: str,
+        place: Place,
+        adapter_and_write: Opened,
+        store: str | None = None,
+        **policy: Any,
     ) -> None:
         self.kind, self.place = kind, place
         self.edge = KINDS[kind][0]
-        self.adapter, self.write = opened
+        self.adapter, self.write = adapter_and_write
         self.gate = Gate()
         self.runs = 0
         self.answer: bytes | None = None
@@ -339,7 +344,7 @@ class Shop:
             raise RuntimeError("the handler failed")
         status = order.get("status", 201)
         await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": self._said()})
+        await send({"type": "http.response.body", "body": self._answer_body()})
 
     def _wsgi(self, environ: Any, start_response: Any) -> Iterable[bytes]:
         if self.instead is not None:
@@ -353,9 +358,9 @@ class Shop:
         if order.get("fail"):
             raise RuntimeError("the handler failed")
         start_response(f"{order.get('status', 201)} Whatever", [])
-        return [self._said()]
+        return [self._answer_body()]
 
-    def _said(self) -> bytes:
+    def _answer_body(self) -> bytes:
         return b"run %d" % self.runs if self.answer is None else self.answer
 
     def look(self, key: str) -> Record | None:
@@ -401,7 +406,9 @@ def call(key: str, body: bytes = b"{}") -> Call:
 
 
 @asynccontextmanager
-async def leased(shop: Shop, key: str, **policy: Any) -> AsyncIterator[tuple[Runtime, Attempt]]:
+async def claim_leased(
+    shop: Shop, key: str, **policy: Any
+) -> AsyncIterator[tuple[Runtime, Attempt]]:
     """The same operation, claimed by a process that knows nothing of atomic mode."""
     runtime = Runtime(shop.place.url)
     settled = Policy(lease_s=LEASE_S, **policy).settled()
@@ -428,18 +435,18 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Opens shops of any kind on one database."""
 
     @asynccontextmanager
-    async def opened(kind: str, **policy: Any) -> AsyncIterator[Shop]:
+    async def open_shop(kind: str, **policy: Any) -> AsyncIterator[Shop]:
         place = place_of(kind, request, tmp_path)
         async with KINDS[kind][1](place.url.partition("?")[0]) as adapter:
             shop = Shop(kind, place, adapter, **policy)
             yield shop
             await shop.close()
 
-    return opened
+    return open_shop
 
 
 @pytest.fixture(
-    params=marked(
+    params=kinds_as_params(
         "asyncpg", "Session", "sqlite3", "sqlite3 in threads", "asyncmy", "Session on PyMySQL"
     )
 )

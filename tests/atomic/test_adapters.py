@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from oncekey._core.record import State
-from tests.atomic.shop import AT_ONCE_S, KINDS, MARIADB, POSTGRES, SQLITE, Shop, marked, place_of
+from tests.atomic.shop import (
+    AT_ONCE_S,
+    KINDS,
+    MARIADB,
+    POSTGRES,
+    SQLITE,
+    Shop,
+    kinds_as_params,
+    place_of,
+)
 
 pytestmark = pytest.mark.anyio
 LEASE_S = 30.0
@@ -20,7 +29,7 @@ LEASE_S = 30.0
 # Where adapters do not differ, one of each family will do.
 few = pytest.mark.parametrize(
     "shop",
-    marked(
+    kinds_as_params(
         *("asyncpg", "Session", "Django", "sqlite3", "sqlite3 in threads"),
         *("asyncmy", "Session on PyMySQL", "Django on PyMySQL"),
     ),
@@ -28,11 +37,11 @@ few = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(params=marked(*POSTGRES, *SQLITE, *MARIADB))
+@pytest.fixture(params=kinds_as_params(*POSTGRES, *SQLITE, *MARIADB))
 async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shop]:
     place = place_of(request.param, request, tmp_path)
-    async with KINDS[request.param][1](place.url.partition("?")[0]) as opened:
-        shop = Shop(request.param, place, opened)
+    async with KINDS[request.param][1](place.url.partition("?")[0]) as adapter:
+        shop = Shop(request.param, place, adapter)
         yield shop
         await shop.close()
 

@@ -1,4 +1,4 @@
-"""Connections that are lent to handlers, where there is none left to lend."""
+"""Connections for handlers when the pool has none left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.atomic.shop import Opener, Shop, marked, new_key, opener
+from tests.atomic.shop import Opener, Shop, kinds_as_params, new_key, opener
 
 __all__ = ["opener"]
 
@@ -17,7 +17,7 @@ POOL = 4
 """As many connections as the pools of the shop have."""
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "async psycopg", "psycopg", "asyncmy"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "async psycopg", "psycopg", "asyncmy"))
 async def test_p11_a_full_pool_is_not_waited_for_without_end(opener: Opener, kind: str) -> None:
     async with opener(kind) as shop:
         adapter: Any = shop.adapter

@@ -1,4 +1,4 @@
-"""What is lent passes for the driver's own: what people do with one works."""
+"""A stand-in passes for the driver's connection: what people do with one works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import oncekey
-from tests.atomic.shop import Opener, Shop, marked, new_key, opener
+from tests.atomic.shop import Opener, Shop, kinds_as_params, new_key, opener
 from tests.stores.joining import ORDER
 
 __all__ = ["opener"]
@@ -43,7 +43,7 @@ async def handled(shop: Shop, use: Callable[[Any], Any]) -> None:
 
 
 def of(*kinds: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("shop", marked(*kinds), indirect=True)
+    return pytest.mark.parametrize("shop", kinds_as_params(*kinds), indirect=True)
 
 
 @of("psycopg", "psycopg in threads", "psycopg's connect")

@@ -1,4 +1,4 @@
-"""Who closes a connection of SQLite under a thread that is in it ends the process."""
+"""Closing a SQLite connection while a thread uses it would end the process."""
 
 from __future__ import annotations
 

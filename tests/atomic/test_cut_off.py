@@ -1,4 +1,4 @@
-"""Handlers that answer while a thread or task of theirs is still in a statement."""
+"""Handlers that return while one of their threads or tasks still runs a statement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.atomic.shop import (
     Pools,
     Shop,
     engine_of,
-    marked,
+    kinds_as_params,
     new_key,
     opener,
 )
@@ -60,7 +60,7 @@ async def shop(
 
 
 def of(kinds: list[str]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("shop", marked(*kinds), indirect=True)
+    return pytest.mark.parametrize("shop", kinds_as_params(*kinds), indirect=True)
 
 
 # ------------------------------------------------------------------- whether it is in there

@@ -27,7 +27,7 @@ from tests.atomic.shop import (
     Opener,
     Shop,
     by_asyncmy,
-    marked,
+    kinds_as_params,
     new_key,
     opener,
     place_of,
@@ -50,7 +50,7 @@ async def on_postgres(request: pytest.FixtureRequest, opener: Opener) -> AsyncIt
 
 
 @pytest.fixture(
-    params=marked(
+    params=kinds_as_params(
         *("asyncpg", "psycopg", "Session", "Django"),
         *("asyncmy", "PyMySQL", "Session on PyMySQL", "Django on PyMySQL"),
     )
@@ -151,7 +151,7 @@ class Elsewhere:
         self._connection.close()
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "asyncmy"))
 async def test_p9_a_commit_that_may_still_come_is_waited_for(opener: Opener, kind: str) -> None:
     """Its connection is lost, but the server works on: who has the id is not done yet."""
     key = new_key()
@@ -222,7 +222,7 @@ async def test_a_handler_that_ends_its_transaction_is_found_out(
     assert (await shop.order(key)).status == 201  # nothing was left behind that holds the id
 
 
-IN_PART = marked("asyncpg", "Session", "Django", "asyncmy", "Django on PyMySQL")
+IN_PART = kinds_as_params("asyncpg", "Session", "Django", "asyncmy", "Django on PyMySQL")
 
 
 @pytest.mark.parametrize("kind", IN_PART)
@@ -308,7 +308,7 @@ EXECUTE: dict[str, Callable[[Any], Callable[[str], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", marked(*EXECUTE))
+@pytest.mark.parametrize("kind", kinds_as_params(*EXECUTE))
 async def test_p6_under_block_what_a_deadlock_undid_runs_again(opener: Opener, kind: str) -> None:
     async with opener(kind, recovery="block") as shop:
         deadlock, write, key = Deadlock(shop.place), shop.write, new_key()
@@ -331,7 +331,7 @@ async def test_p6_under_block_what_a_deadlock_undid_runs_again(opener: Opener, k
 CLOSED = [kind for kind in POSTGRES | MARIADB if not kind.endswith("in threads")]
 
 
-@pytest.mark.parametrize("kind", marked(*CLOSED))
+@pytest.mark.parametrize("kind", kinds_as_params(*CLOSED))
 @pytest.mark.parametrize("recovery", ["rerun", "block"])
 async def test_a_handler_that_commits_and_closes_is_found_out(
     opener: Opener, kind: str, recovery: str
@@ -371,7 +371,7 @@ async def test_a_handler_that_commits_and_closes_is_found_out(
         assert shop.orders() == 2
 
 
-@pytest.mark.parametrize("kind", marked("asyncmy", "PyMySQL", "Session on PyMySQL"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncmy", "PyMySQL", "Session on PyMySQL"))
 async def test_what_a_handler_writes_after_its_transaction_was_undone_does_not_count(
     opener: Opener, kind: str
 ) -> None:
@@ -436,8 +436,8 @@ async def test_p6_connections_that_the_server_closed_are_given_back(
     """A pool has only so many. Without autocommit it is our first statement that finds out."""
     place = place_of("asyncmy", request, tmp_path)
     url = place.url.partition("?")[0]
-    async with by_asyncmy(url, autocommit=autocommit) as opened:
-        shop = Shop("asyncmy", place, opened)
+    async with by_asyncmy(url, autocommit=autocommit) as adapter:
+        shop = Shop("asyncmy", place, adapter)
         for _ in range(6):  # more than the pool may have
             assert (await shop.order(new_key())).status == 201
             hang_up(url)
@@ -484,7 +484,7 @@ async def test_nothing_is_left_in_the_table_of_held_ids(opener: Opener) -> None:
             assert cursor.fetchall() == ((0,),)
 
 
-@pytest.mark.parametrize("kind", marked("asyncmy"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncmy"))
 async def test_p6_an_id_that_was_left_in_that_table_holds_nobody_up(
     opener: Opener, kind: str
 ) -> None:
@@ -568,7 +568,7 @@ async def test_p1_who_looks_at_the_notice_before_it_runs_keeps_its_transaction(
     assert shop.orders() == shop.runs == 2
 
 
-@pytest.mark.parametrize("kind", marked("asyncmy", "PyMySQL", "Session on PyMySQL"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncmy", "PyMySQL", "Session on PyMySQL"))
 async def test_an_answer_that_no_packet_holds_is_kept_as_a_fact_with_its_rows(
     opener: Opener, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -593,8 +593,8 @@ async def test_it_works_behind_pgbouncer_in_transaction_mode(
     place = postgres_place(request, tmp_path)
     prepare(place)
     store = f"{pgbouncer_url}?pgbouncer=true&allow=unsafe-durability"
-    async with KINDS[kind][1](pgbouncer_url) as opened:
-        shop = Shop(kind, place, opened, store)
+    async with KINDS[kind][1](pgbouncer_url) as adapter:
+        shop = Shop(kind, place, adapter, store)
         keys = [new_key() for _ in range(6)]
         replies = await asyncio.gather(*(shop.order(key) for key in keys * 2))
         assert {reply.status for reply in replies} <= {201, 409}

@@ -1,4 +1,4 @@
-"""The gate before a connection."""
+"""The gate of a connection."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from oncekey import events
 from oncekey._core.verbs import Scan
 from oncekey.stores.batching import Gatherer
 from oncekey.stores.urls import open_store
-from tests.atomic.shop import KINDS, Opener, Shop, marked, new_key, opener
+from tests.atomic.shop import KINDS, Opener, Shop, kinds_as_params, new_key, opener
 from tests.web.client import Reply
 
 __all__ = ["opener"]
@@ -34,7 +34,7 @@ def names(reply: Reply) -> set[bytes]:
     return {name.lower() for name, _ in reply.headers}
 
 
-@pytest.mark.parametrize("kind", marked(*KINDS))
+@pytest.mark.parametrize("kind", kinds_as_params(*KINDS))
 async def test_what_is_answered_commits_or_is_undone(opener: Opener, kind: str) -> None:
     async with opener(kind) as shop:
         seen: list[Any] = []
@@ -67,7 +67,7 @@ async def test_what_is_answered_commits_or_is_undone(opener: Opener, kind: str) 
         assert [type(each) for each in told if isinstance(each, kinds)] == [*kinds[:2]]
 
 
-@pytest.mark.parametrize("kind", marked(*FEW))
+@pytest.mark.parametrize("kind", kinds_as_params(*FEW))
 async def test_it_is_over_with_the_answer(opener: Opener, kind: str) -> None:
     """As that of a request with a key: nobody gets into the transaction of another request."""
     async with opener(kind) as shop:
@@ -78,7 +78,7 @@ async def test_it_is_over_with_the_answer(opener: Opener, kind: str) -> None:
             _ = lent[0].connection
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "AsyncSession on asyncpg", "Session"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "AsyncSession on asyncpg", "Session"))
 async def test_who_commits_it_is_told_so(opener: Opener, kind: str) -> None:
     async with opener(kind) as shop:
         write = shop.write
@@ -98,7 +98,9 @@ async def test_who_commits_it_is_told_so(opener: Opener, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    marked("Session", "Django", "Session on sqlite3", "Connection on sqlite3", "Django on sqlite3"),
+    kinds_as_params(
+        "Session", "Django", "Session on sqlite3", "Connection on sqlite3", "Django on sqlite3"
+    ),
 )
 async def test_who_loses_its_rows_is_not_told_that_they_are_there(
     opener: Opener, kind: str
@@ -134,7 +136,7 @@ class Unheard:
         raise ConnectionError("reset by peer")
 
 
-@pytest.mark.parametrize("kind", marked("Session", "Django", "sqlite3 in threads"))
+@pytest.mark.parametrize("kind", kinds_as_params("Session", "Django", "sqlite3 in threads"))
 async def test_nobody_is_told_to_retry_what_may_be_committed(
     opener: Opener, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +150,7 @@ async def test_nobody_is_told_to_retry_what_may_be_committed(
         assert "nobody knows whether what it wrote was committed" in reply.json()["detail"]
 
 
-@pytest.mark.parametrize("kind", marked(*FEW))
+@pytest.mark.parametrize("kind", kinds_as_params(*FEW))
 async def test_a_database_that_does_not_answer_is_no_500(
     opener: Opener, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

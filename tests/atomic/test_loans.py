@@ -1,4 +1,4 @@
-"""What a handler was lent ends with its transaction, whatever it leaves running behind it."""
+"""A lent connection stops working when its transaction ends, whatever still runs then."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.atomic.shop import (
     Opener,
     Pools,
     Shop,
-    marked,
+    kinds_as_params,
     new_key,
     opener,
 )
@@ -55,7 +55,7 @@ async def shop(
 
 
 def of(kinds: list[str]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("shop", marked(*kinds), indirect=True)
+    return pytest.mark.parametrize("shop", kinds_as_params(*kinds), indirect=True)
 
 
 async def awaited(given: Any) -> Any:

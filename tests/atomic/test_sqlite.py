@@ -17,7 +17,7 @@ from oncekey._system import probes
 from oncekey.atomic import SQLAlchemy
 from oncekey.atomic import _unit_of_work as unit
 from oncekey.stores.sqlite.write_lock import Exclusive
-from tests.atomic.shop import Opener, leased, new_key, opener
+from tests.atomic.shop import Opener, claim_leased, new_key, opener
 
 __all__ = ["opener"]
 
@@ -34,7 +34,7 @@ async def test_what_takes_too_long_on_sqlite_is_rolled_back_and_told_so(
     async with opener(kind, atomic_s_max=0.2) as shop:
         order = asyncio.create_task(shop.order(key, stand=True))
         await shop.gate.wait()
-        async with leased(shop, new_key()):  # the file can be written to again
+        async with claim_leased(shop, new_key()):  # the file can be written to again
             pass
         shop.gate.opened.set()
         reply = await order
@@ -51,7 +51,7 @@ async def test_what_goes_on_writing_after_its_time_writes_nothing(opener: Opener
 
         async def write(connection: Any) -> None:
             original(connection)
-            async with leased(shop, new_key()):
+            async with claim_leased(shop, new_key()):
                 pass
             try:
                 original(connection)

@@ -1,4 +1,4 @@
-"""Atomic mode's generators, question by question: what a database would say is said here."""
+"""Atomic mode's generators, query by query: the test answers as the database."""
 
 import dataclasses
 from collections.abc import Iterator

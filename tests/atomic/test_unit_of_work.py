@@ -1,4 +1,4 @@
-"""Driving one atomic operation: connections that break while they are lent, and a cache beside."""
+"""Units of work: connections that break while lent, and a cache."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ async def test_a_tiered_store_looks_into_no_cache_within_a_transaction(
     place = place_of(kind, request, tmp_path)
     given = "&" if "?" in place.url else "?"
     cache = quote(f"{redis_url}?prefix={new_key()}", safe="")
-    async with KINDS[kind][1](place.url.partition("?")[0]) as opened:
-        shop = Shop(kind, place, opened, f"tiered+{place.url}{given}cache={cache}")
+    async with KINDS[kind][1](place.url.partition("?")[0]) as adapter:
+        shop = Shop(kind, place, adapter, f"tiered+{place.url}{given}cache={cache}")
         key = new_key()
         assert (await shop.order(key)).status == 201
         assert (await shop.order(key)).replayed

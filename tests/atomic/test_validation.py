@@ -1,4 +1,4 @@
-"""Atomic mode where it cannot work is refused when the program starts."""
+"""Atomic settings that cannot work are refused at startup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every library that the transport is for, as one function that sends."""
+"""Every library that the transport supports, as one function that sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncekey.client import Retries, retrying
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
 
 LIBRARIES = ("httpx", "httpx2", "requests", "async httpx", "async httpx2")
 QUICK = Retries(backoff_s=0.001, backoff_s_max=0.002)
@@ -19,8 +19,8 @@ Send = Callable[..., Any]
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as served:
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as served:
         yield served
 
 

@@ -1,7 +1,7 @@
 """Stripe's servers, as far as their behaviour is on record: what they say about keys, and how.
 
 Not a payments API: one resource, which is created once per key. What goes wrong, and when, is a
-script, as in `tests.client.wire`; what a key then brings is Stripe's own way:
+script, as in `tests.client.scripted_server`; what a key then brings is Stripe's own way:
 
 - the answer of a first request is kept with whatever status it has, 500s included, and comes back
   with `Idempotent-Replayed: true`;
@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl
 
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
 
 REUSED = "This key came with other parameters before."
 
@@ -42,7 +42,7 @@ Turn = tuple[int, dict[str, str], dict[str, Any]]
 class Stripe:
     """What is kept by key, and what was charged."""
 
-    def __init__(self, wire: Scripted) -> None:
+    def __init__(self, wire: ScriptedServer) -> None:
         self._wire = wire
         self._kept: dict[str, tuple[Any, Turn]] = {}
         self.charges: list[dict[str, str]] = []
@@ -85,7 +85,7 @@ class Stripe:
 
 @contextmanager
 def stripe() -> Iterator[Stripe]:
-    with scripted() as wire:
+    with scripted_server() as wire:
         yield Stripe(wire)
 
 

@@ -1,4 +1,4 @@
-"""Blocking attempts: nobody can cancel them, so their timeouts together have to fit the budget."""
+"""Blocking attempts cannot be cancelled, so their timeouts together must fit the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers mean, in all the ways that servers say it."""
+"""Classify responses, in all the ways that servers word them."""
 
 from __future__ import annotations
 

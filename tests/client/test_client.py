@@ -13,18 +13,18 @@ import pytest
 from oncekey.client import AsyncClient, Client, Retries, SqlJournal, outcome_of
 from oncekey.client._client import import_library
 from oncekey.errors import Misuse
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
 
 QUICK = Retries(backoff_s=0.001)
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as served:
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as served:
         yield served
 
 
-def test_every_change_has_a_key_and_is_tried_again(server: Scripted) -> None:
+def test_every_change_has_a_key_and_is_tried_again(server: ScriptedServer) -> None:
     server.script = ["drop"] * 2
     with Client(base_url=server.url, retries=QUICK, headers={"x-mine": "1"}) as api:
         told = outcome_of(api.post("/orders", json={"sku": "mug"}))
@@ -42,7 +42,7 @@ def test_every_change_has_a_key_and_is_tried_again(server: Scripted) -> None:
     assert {seen.headers.get("x-mine") for seen in server.seen} == {"1"}
 
 
-def test_in_an_event_loop_as_well(server: Scripted) -> None:
+def test_in_an_event_loop_as_well(server: ScriptedServer) -> None:
     server.script = ["drop"]
 
     async def main() -> None:
@@ -63,7 +63,7 @@ def test_in_an_event_loop_as_well(server: Scripted) -> None:
     ("profile", "key"),
     [("square", "order-17"), ("gcp", "5f2c1d6e-8f1b-4c6e-9d2a-0b7c3e4f5a61")],
 )
-def test_a_key_goes_where_the_profile_says(server: Scripted, profile: str, key: str) -> None:
+def test_a_key_goes_where_the_profile_says(server: ScriptedServer, profile: str, key: str) -> None:
     with Client(base_url=server.url, profile=profile) as api:
         api.post("/payments", json={"amount": 1}, key=key)
 
@@ -71,7 +71,7 @@ def test_a_key_goes_where_the_profile_says(server: Scripted, profile: str, key: 
     assert (key in seen.path, key.encode() in seen.body) == (profile == "gcp", profile == "square")
 
 
-def test_what_was_given_a_key_does_not_leave_without(server: Scripted) -> None:
+def test_what_was_given_a_key_does_not_leave_without(server: ScriptedServer) -> None:
     with (
         Client(base_url=server.url, profile="square") as api,
         pytest.raises(Misuse, match="no place for a key"),
@@ -81,14 +81,14 @@ def test_what_was_given_a_key_does_not_leave_without(server: Scripted) -> None:
     assert not server.seen
 
 
-def test_two_keys_for_one_request_are_refused(server: Scripted) -> None:
+def test_two_keys_for_one_request_are_refused(server: ScriptedServer) -> None:
     with Client(base_url=server.url) as api, pytest.raises(Misuse, match="given another"):
         api.post("/orders", key="a", headers={"idempotency-key": "b"})
 
     assert not server.seen
 
 
-def test_an_empty_key_is_none(server: Scripted) -> None:
+def test_an_empty_key_is_none(server: ScriptedServer) -> None:
     """A new one instead would be another one each time."""
     with Client(base_url=server.url) as api, pytest.raises(Misuse, match="The key is empty"):
         api.post("/orders", key="")
@@ -96,7 +96,7 @@ def test_an_empty_key_is_none(server: Scripted) -> None:
     assert not server.seen
 
 
-def test_what_is_given_a_key_has_it_whatever_its_method(server: Scripted) -> None:
+def test_what_is_given_a_key_has_it_whatever_its_method(server: ScriptedServer) -> None:
     server.script = [503]
     with Client(base_url=server.url, retries=QUICK) as api:
         api.get("/render", key="order-17")
@@ -104,10 +104,13 @@ def test_what_is_given_a_key_has_it_whatever_its_method(server: Scripted) -> Non
     assert server.keys == ["order-17"] * 2
 
 
-def test_nothing_is_sent_past_the_keys(server: Scripted) -> None:
+def test_nothing_is_sent_past_the_keys(server: ScriptedServer) -> None:
     """Not through a proxy, and not by what is mounted."""
     mounted = import_library().HTTPTransport()
-    with scripted() as proxy, Client(proxy=proxy.url, mounts={"all://127.0.0.1": mounted}) as api:
+    with (
+        scripted_server() as proxy,
+        Client(proxy=proxy.url, mounts={"all://127.0.0.1": mounted}) as api,
+    ):
         api.post("http://api.test/orders")
         api.post(f"{server.url}/orders")
         assert [seen.path for seen in proxy.seen] == ["http://api.test/orders"]
@@ -116,7 +119,7 @@ def test_nothing_is_sent_past_the_keys(server: Scripted) -> None:
     assert (len(server.keys), None in server.keys) == (1, False)
 
 
-def test_what_is_about_the_wire_goes_to_the_transport(server: Scripted) -> None:
+def test_what_is_about_the_wire_goes_to_the_transport(server: ScriptedServer) -> None:
     limits = import_library().Limits(max_connections=1)
     with Client(base_url=server.url, verify=False, limits=limits, trust_env=False) as api:
         assert api.post("/orders").status_code == 201
@@ -128,13 +131,13 @@ def test_what_is_about_the_wire_goes_to_the_transport(server: Scripted) -> None:
 
 
 @pytest.mark.parametrize("key", [uuid.uuid4(), 17, b"k1"], ids=lambda key: type(key).__name__)
-def test_a_key_that_is_no_text_is_refused(server: Scripted, key: Any) -> None:
+def test_a_key_that_is_no_text_is_refused(server: ScriptedServer, key: Any) -> None:
     with Client(base_url=server.url) as api, pytest.raises(Misuse, match=r"key=str\(…\)"):
         api.post("/orders", key=key)
     assert server.seen == []
 
 
-def test_keys_that_the_profile_s_servers_do_not_take_are_refused(server: Scripted) -> None:
+def test_keys_that_the_profile_s_servers_do_not_take_are_refused(server: ScriptedServer) -> None:
     with pytest.raises(Misuse, match="takes only UUIDs"):
         Client(profile="gcp", keys_as="ulid")
     with Client(base_url=server.url) as api, pytest.raises(Misuse, match="placeholder"):

@@ -20,7 +20,7 @@ from oncekey.client import Attempted, Retries, RetryBudget, outcome_of
 from oncekey.client._sender import RequestSender
 from oncekey.client._transport import RetryingTransport
 from oncekey.events import Event
-from tests.client.hostile import AWAY, HOME, Fault, Hostile
+from tests.client.hostile_server import AWAY, HOME, Fault, Hostile
 
 READ_S = 5.0
 

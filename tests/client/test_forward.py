@@ -17,7 +17,7 @@ import oncekey
 from oncekey._engine.steps import child_key
 from oncekey.client import Retries, forward, retrying
 from oncekey.errors import Misuse
-from tests.client.wire import scripted
+from tests.client.scripted_server import scripted_server
 from tests.engine.test_steps import World
 
 HTTPX = ("httpx", "httpx2")
@@ -208,7 +208,7 @@ def test_a_redirect_keeps_its_key(
 def test_a_redirect_to_another_origin_does_not_show_the_key(
     send: Send, downstream: Downstream, attempt: oncekey.Attempt, status: int
 ) -> None:
-    with scripted() as other:
+    with scripted_server() as other:
         other.script = [(status, {"location": f"{downstream.url}/charges"})]
         attempt.step_sync("charge", send, "POST", f"{other.url}/moved")
         assert other.keys == [attempt.child_key("charge")]
@@ -224,7 +224,7 @@ def test_a_call_that_is_retried_keeps_the_key_of_its_step(
     module: Any = importlib.import_module(library)
     retries = Retries(backoff_s=0.001)
     transport = forward.through(retrying(module.HTTPTransport(), retries=retries))
-    with scripted() as server, module.Client(transport=transport) as client:
+    with scripted_server() as server, module.Client(transport=transport) as client:
         server.script = ["drop", 503]
         attempt.step_sync("charge", lambda: client.post(f"{server.url}/charges").close())
         assert server.keys == [attempt.child_key("charge")] * 3
@@ -273,7 +273,7 @@ def test_a_request_that_was_retried_outside_of_a_step_gets_the_key_of_the_next(
 ) -> None:
     """The retries left their own key in its headers."""
     module: Any = importlib.import_module(library)
-    with scripted() as server:
+    with scripted_server() as server:
         prepared = module.Request("POST", f"{server.url}/charges")
         if library == "requests":
             prepared = prepared.prepare()

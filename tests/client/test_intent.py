@@ -1,4 +1,4 @@
-"""How long keys count, by whose word."""
+"""How long keys may be used, and who says so."""
 
 from __future__ import annotations
 

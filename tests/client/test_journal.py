@@ -1,4 +1,4 @@
-"""The journal: keys that survive whoever made them."""
+"""The journal: keys that survive a crash."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from oncekey._system.clock import FakeClock
 from oncekey.client import AsyncClient, Client, Journal
 from oncekey.client import _journal as journals
 from oncekey.errors import Misuse
-from tests.client.journaling import DAY_S, PAY, QUICK, changes, clock, journal, path, server
-from tests.client.wire import Scripted
+from tests.client.journal_fixtures import DAY_S, PAY, QUICK, changes, clock, journal, path, server
+from tests.client.scripted_server import ScriptedServer
 
 __all__ = ["clock", "journal", "path", "server"]
 
@@ -64,7 +64,7 @@ def test_a_key_is_on_disk_before_it_is_given_out(path: Path) -> None:
 
 
 def test_one_durable_write_per_intent_and_none_after_it(
-    path: Path, clock: FakeClock, server: Scripted, monkeypatch: pytest.MonkeyPatch
+    path: Path, clock: FakeClock, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "FLUSH_AFTER_S", 3600.0)
     server.script = ["drop"]
@@ -170,7 +170,7 @@ def test_other_processes_see_soon_what_is_settled(
 # ----------------------------------------------------------------------------------------- clients
 
 
-def test_an_intent_is_resumed_under_its_key(path: Path, server: Scripted) -> None:
+def test_an_intent_is_resumed_under_its_key(path: Path, server: ScriptedServer) -> None:
     server.script = ["drop", "drop"]
     with (
         Journal(path) as journal,
@@ -195,7 +195,7 @@ def test_an_intent_is_resumed_under_its_key(path: Path, server: Scripted) -> Non
     assert Journal(path).unsettled() == []
 
 
-def test_an_intent_needs_a_journal_and_no_other_key(path: Path, server: Scripted) -> None:
+def test_an_intent_needs_a_journal_and_no_other_key(path: Path, server: ScriptedServer) -> None:
     with Client(base_url=server.url) as api, pytest.raises(Misuse, match="needs a journal"):
         api.post("/charges", intent=PAY)
     with (

@@ -11,8 +11,8 @@ from oncekey._core.profiles import PROFILES
 from oncekey._system.clock import FakeClock
 from oncekey.client import Client, Journal, outcome_of
 from oncekey.errors import Unknown
-from tests.client.journaling import DAY_S, PAY, QUICK, changes, clock, journal, path, server
-from tests.client.wire import Scripted
+from tests.client.journal_fixtures import DAY_S, PAY, QUICK, changes, clock, journal, path, server
+from tests.client.scripted_server import ScriptedServer
 
 __all__ = ["clock", "journal", "path", "server"]
 
@@ -48,7 +48,7 @@ def test_how_long_a_server_remembers_may_be_said_with_the_intent(
 
 
 def test_how_long_a_server_remembers_is_learnt_from_its_answers(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: ScriptedServer
 ) -> None:
     expires = {"Idempotency-Expires": http_date(clock.wall() + 600).decode()}
     server.script = [(201, expires), 201]
@@ -71,7 +71,7 @@ def test_how_long_a_server_remembers_is_learnt_from_its_answers(
 
 
 def test_of_what_the_routes_of_a_server_say_the_shortest_counts(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: ScriptedServer
 ) -> None:
     """Or what one of them has forgotten would be sent again, as long as another remembers it."""
 
@@ -96,7 +96,7 @@ def test_of_what_the_routes_of_a_server_say_the_shortest_counts(
 
 
 def test_how_long_it_remembers_is_read_by_the_server_s_own_clock(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: ScriptedServer
 ) -> None:
     """That clock is ten hours ahead: by ours, the key would count ten hours too long."""
     there = clock.wall() + 36_000
@@ -113,7 +113,7 @@ def test_how_long_it_remembers_is_read_by_the_server_s_own_clock(
 
 
 def test_an_answer_is_not_lost_because_the_journal_cannot_be_written(
-    path: Path, clock: FakeClock, server: Scripted, caplog: pytest.LogCaptureFixture
+    path: Path, clock: FakeClock, server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     expires = {"Idempotency-Expires": http_date(clock.wall() + 600).decode()}
     with (
@@ -133,7 +133,7 @@ def test_an_answer_is_not_lost_because_the_journal_cannot_be_written(
 
 
 def test_what_was_written_down_for_one_server_is_not_sent_to_another_unnoticed(
-    path: Path, server: Scripted, caplog: pytest.LogCaptureFixture
+    path: Path, server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Journal(path) as journal, Client(base_url=server.url, journal=journal) as api:
         api.post("/charges", intent="at home")
@@ -145,7 +145,7 @@ def test_what_was_written_down_for_one_server_is_not_sent_to_another_unnoticed(
 
 
 def test_no_retry_leaves_after_the_server_has_forgotten_the_key(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: ScriptedServer
 ) -> None:
     """Asked to come back, and within the time for all attempts: but the key counts for less."""
     server.script = [(503, {"Retry-After": "20"})] * 2
@@ -163,7 +163,7 @@ def test_no_retry_leaves_after_the_server_has_forgotten_the_key(
 
 
 def test_an_intent_that_is_sent_as_a_key_grows_old_as_well(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: ScriptedServer
 ) -> None:
     with (
         Journal(path, clock=clock) as journal,
@@ -180,7 +180,7 @@ def test_an_intent_that_is_sent_as_a_key_grows_old_as_well(
 
 
 def test_what_is_resumed_was_first_sent_when_it_was_begun(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: ScriptedServer
 ) -> None:
     begun = http_date(clock.wall()).decode()
     with (
@@ -196,7 +196,7 @@ def test_what_is_resumed_was_first_sent_when_it_was_begun(
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_how_long_a_provider_remembers_is_known_before_it_says_so(
-    path: Path, clock: FakeClock, server: Scripted, profile: str
+    path: Path, clock: FakeClock, server: ScriptedServer, profile: str
 ) -> None:
     known_s = PROFILES[profile].relied_s
     with (
@@ -219,7 +219,7 @@ def test_how_long_a_provider_remembers_is_known_before_it_says_so(
 
 
 def test_a_derived_profile_counts_on_what_its_parent_does(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: ScriptedServer
 ) -> None:
     ours = PROFILES["paypal"].derive(name="ours")
     with (
@@ -282,7 +282,7 @@ def test_who_opens_it_without_the_setting_counts_on_the_same(path: Path, clock: 
 
 
 def test_a_server_s_word_is_written_down_once(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: ScriptedServer
 ) -> None:
     expires = {"Idempotency-Expires": http_date(clock.wall() + 600).decode()}
     server.script = [(201, expires)] * 3

@@ -15,7 +15,7 @@ import pytest
 from oncekey._core.key import short_hash
 from oncekey.client import Client, Journal, Retries, outcome_of
 from tests.client.libraries import LIBRARIES, library, sender, server
-from tests.client.wire import Scripted
+from tests.client.scripted_server import ScriptedServer
 
 __all__ = ["library", "server"]
 
@@ -162,7 +162,9 @@ def test_once_an_attempt_may_have_been_sent_it_is_unknown(library: str) -> None:
     assert (told.sent, told.attempts) == (True, 2)
 
 
-def test_what_failed_before_is_not_taken_for_the_cause(library: str, server: Scripted) -> None:
+def test_what_failed_before_is_not_taken_for_the_cause(
+    library: str, server: ScriptedServer
+) -> None:
     """Its caller handles a refused connection by asking another server, and that hangs up."""
     server.script = ["drop"] * 2
     try:
@@ -185,7 +187,7 @@ def test_time_that_ends_while_a_connection_is_made_ends_before_anything_is_sent(
     assert note_of(error).startswith("oncekey: not sent: in 1 attempt no connection was made")
 
 
-def test_an_answer_says_that_it_was_sent(library: str, server: Scripted) -> None:
+def test_an_answer_says_that_it_was_sent(library: str, server: ScriptedServer) -> None:
     with sender(library) as send:
         told = outcome_of(send("POST", f"{server.url}/orders"))
 
@@ -260,7 +262,7 @@ def key_of(request: Any) -> str:
 
 @pytest.mark.parametrize("script", [[], ["drop", 503], [402], [(303, {"Location": "/there"}), 200]])
 def test_the_key_is_on_the_request_that_one_can_inspect(
-    library: str, server: Scripted, script: list[Any]
+    library: str, server: ScriptedServer, script: list[Any]
 ) -> None:
     server.script = script
     with sender(library) as send:
@@ -276,7 +278,7 @@ def test_the_key_is_on_the_request_that_one_can_inspect(
         assert server.keys[-1] is None
 
 
-def test_the_key_is_on_the_request_of_an_error(library: str, server: Scripted) -> None:
+def test_the_key_is_on_the_request_of_an_error(library: str, server: ScriptedServer) -> None:
     server.script = ["drop"] * 2
     error = failed(library, f"{server.url}/orders")
 
@@ -286,7 +288,7 @@ def test_the_key_is_on_the_request_of_an_error(library: str, server: Scripted) -
     assert told.key == server.keys[0]
 
 
-def test_the_key_is_on_the_request_as_it_was_sent(library: str, server: Scripted) -> None:
+def test_the_key_is_on_the_request_as_it_was_sent(library: str, server: ScriptedServer) -> None:
     """The draft's quotes included; and where it is in the body, there is no header."""
     with sender(library, profile="ietf") as send:
         answer = send("POST", f"{server.url}/orders")
@@ -302,7 +304,7 @@ def test_the_key_is_on_the_request_as_it_was_sent(library: str, server: Scripted
     "location", ["//elsewhere.test/", "http://elsewhere.test/", "/\\elsewhere.test", "e"]
 )
 def test_where_a_redirect_may_lead_elsewhere_the_key_is_taken_back(
-    library: str, server: Scripted, location: str
+    library: str, server: ScriptedServer, location: str
 ) -> None:
     """Whoever follows it copies these headers, and may do so past our transport."""
     server.script = [(307, {"Location": location})]
@@ -317,7 +319,7 @@ def test_where_a_redirect_may_lead_elsewhere_the_key_is_taken_back(
 
 
 def test_a_redirect_within_its_origin_leaves_the_key_where_it_is(
-    library: str, server: Scripted
+    library: str, server: ScriptedServer
 ) -> None:
     server.script = [(307, {"Location": f"{server.url}/there"}), (308, {"Location": "/here"}), 201]
     with sender(library) as send:
@@ -327,7 +329,7 @@ def test_a_redirect_within_its_origin_leaves_the_key_where_it_is(
     assert [key_of(each.request) for each in (*answer.history, answer)] == server.keys
 
 
-def test_a_request_that_was_sent_gets_another_key_at_another_origin(server: Scripted) -> None:
+def test_a_request_that_was_sent_gets_another_key_at_another_origin(server: ScriptedServer) -> None:
     """That it stands in its headers now does not make it the caller's own."""
     import requests
 
@@ -356,7 +358,7 @@ def everything_said(error: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize("profile", ["oncekey", "stripe", "gcp", "square"])
-def test_p12_no_error_shows_a_key(library: str, profile: str, server: Scripted) -> None:
+def test_p12_no_error_shows_a_key(library: str, profile: str, server: ScriptedServer) -> None:
     """In gcp's the key is in the query, and requests' errors show that."""
     with nobody() as url:
         unsent = failed(library, url, {"profile": profile})
@@ -376,7 +378,7 @@ def test_p12_no_error_shows_a_key(library: str, profile: str, server: Scripted) 
 
 @pytest.mark.parametrize("profile", ["oncekey", "gcp"])
 def test_p12_a_status_that_is_raised_shows_no_key(
-    library: str, profile: str, server: Scripted
+    library: str, profile: str, server: ScriptedServer
 ) -> None:
     """All libraries show the address, and requests the one that was asked."""
     server.script = [402]
@@ -391,7 +393,9 @@ def test_p12_a_status_that_is_raised_shows_no_key(
     assert told.key is not None
 
 
-def test_p12_what_a_server_says_of_a_key_is_not_passed_on(library: str, server: Scripted) -> None:
+def test_p12_what_a_server_says_of_a_key_is_not_passed_on(
+    library: str, server: ScriptedServer
+) -> None:
     """Stripe's message names it."""
     said = {"error": {"type": "idempotency_error", "message": "Try a key other than 'k-4711'."}}
     server.script = [(400, {}, said)]
@@ -405,7 +409,9 @@ def test_p12_what_a_server_says_of_a_key_is_not_passed_on(library: str, server: 
     assert (told.key, told.sent) == ("k-4711", True)
 
 
-def test_p12_what_is_kept_beside_a_request_shows_no_key(library: str, server: Scripted) -> None:
+def test_p12_what_is_kept_beside_a_request_shows_no_key(
+    library: str, server: ScriptedServer
+) -> None:
     with sender(library) as send:
         answer = send("POST", f"{server.url}/orders")
 

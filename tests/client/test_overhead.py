@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from oncekey.client import retrying
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
 
 # The limits are counted in the steps of Python 3.11. Elsewhere this file has no tests rather than
 # skipped ones: in CI a skipped test is a failed one, and no run there could pass.
@@ -32,8 +32,8 @@ BESIDE_NONE_PERCENT_MAX = {"httpx2": 8.0, "httpx": 9.0, "requests": 5.0}
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as served:
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as served:
         yield served
 
 
@@ -57,7 +57,7 @@ def _steps(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("library", BESIDE_NONE_PERCENT_MAX)
-def test_what_goes_well_costs_little(library: str, server: Scripted) -> None:
+def test_what_goes_well_costs_little(library: str, server: ScriptedServer) -> None:
     module: Any = importlib.import_module(library)
     url = f"{server.url}/orders"
     if library == "requests":

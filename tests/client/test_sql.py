@@ -1,4 +1,4 @@
-"""Statements for whichever driver asks them."""
+"""Statements in every driver's parameter style."""
 
 from __future__ import annotations
 

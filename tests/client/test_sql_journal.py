@@ -27,8 +27,8 @@ from oncekey.client._intent import NOTE_CHARS_MAX
 from oncekey.client._retention import RETENTION_S
 from oncekey.client._sql import as_sql_connection
 from oncekey.errors import Misuse, Unknown
-from tests.client.sql_ways import WAYS, Open, drivers_own, way_of
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
+from tests.client.sql_connections import CONNECTIONS, Open, drivers_own, way_of
 
 pytestmark = pytest.mark.slow
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def journal(clock: FakeClock) -> SqlJournal:
     return SqlJournal(clock=clock)
 
 
-def _opened(way: str, request: pytest.FixtureRequest, path: Path) -> Open:
+def _open(way: str, request: pytest.FixtureRequest, path: Path) -> Open:
     begin = way_of(way, request, path)
     with begin() as within:
         SqlJournal().create(within=within)
@@ -58,26 +58,26 @@ def _opened(way: str, request: pytest.FixtureRequest, path: Path) -> Open:
     return begin
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=CONNECTIONS)
 def begin(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    return _opened(request.param, request, tmp_path / "shop.db")
+    return _open(request.param, request, tmp_path / "shop.db")
 
 
 @pytest.fixture(params=["sqlite sqlite3", "postgres psycopg", "mariadb pymysql"])
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """One for each database, where it is the database that matters."""
-    return _opened(request.param, request, tmp_path / "shop.db")
+    return _open(request.param, request, tmp_path / "shop.db")
 
 
 @pytest.fixture(params=["postgres psycopg", "mariadb pymysql"])
 def begin_beside(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Databases with more than one writer at a time."""
-    return _opened(request.param, request, tmp_path)
+    return _open(request.param, request, tmp_path)
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as served:
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as served:
         yield served
 
 
@@ -284,7 +284,7 @@ def test_who_lists_them_without_the_setting_counts_on_the_same(
 
 
 def test_settling_with_an_answer_learns_what_its_server_says(
-    journal: SqlJournal, driver: Open, clock: FakeClock, server: Scripted
+    journal: SqlJournal, driver: Open, clock: FakeClock, server: ScriptedServer
 ) -> None:
     expires = {"Idempotency-Expires": http_date(clock.wall() + 600).decode()}
     server.script = ["drop", (201, expires)]

@@ -20,9 +20,9 @@ from oncekey._system.clock import FakeClock
 from oncekey.client import Counters, Counts, Retries, RetryBudget, outcome_of, retrying
 from oncekey.client.forward import through
 from oncekey.errors import Mismatch, Misuse
-from tests.client.hostile import IN_FLIGHT, MISMATCH
+from tests.client.hostile_server import IN_FLIGHT, MISMATCH
 from tests.client.libraries import QUICK, library, sender, server
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
 
 __all__ = ["library", "server"]
 
@@ -34,7 +34,7 @@ __all__ = ["library", "server"]
     "fault", ["drop", "truncate", 500, 503, 408, 425, 429, (409, {}, IN_FLIGHT)], ids=str
 )
 def test_what_may_pass_is_sent_again_with_the_same_key_and_body(
-    library: str, server: Scripted, fault: Any
+    library: str, server: ScriptedServer, fault: Any
 ) -> None:
     server.script = [fault, fault]
     with sender(library) as send:
@@ -49,7 +49,7 @@ def test_what_may_pass_is_sent_again_with_the_same_key_and_body(
     assert (told.key, told.attempts, told.replayed) == (server.keys[0], 3, False)
 
 
-def test_every_request_has_a_key_of_its_own(library: str, server: Scripted) -> None:
+def test_every_request_has_a_key_of_its_own(library: str, server: ScriptedServer) -> None:
     with sender(library) as send:
         for _ in range(3):
             send("POST", f"{server.url}/orders", json={"sku": "mug"})
@@ -58,7 +58,9 @@ def test_every_request_has_a_key_of_its_own(library: str, server: Scripted) -> N
 
 
 @pytest.mark.parametrize("status", [400, 402, 404, 409, 422])
-def test_other_refusals_are_not_sent_again(library: str, server: Scripted, status: int) -> None:
+def test_other_refusals_are_not_sent_again(
+    library: str, server: ScriptedServer, status: int
+) -> None:
     server.script = [status]
     with sender(library) as send:
         assert send("POST", f"{server.url}/orders").status_code == status
@@ -66,7 +68,7 @@ def test_other_refusals_are_not_sent_again(library: str, server: Scripted, statu
     assert len(server.seen) == 1
 
 
-def test_a_mismatch_is_raised_at_once(library: str, server: Scripted) -> None:
+def test_a_mismatch_is_raised_at_once(library: str, server: ScriptedServer) -> None:
     server.script = [(422, {}, MISMATCH)]
     with sender(library) as send, pytest.raises(Mismatch, match="belongs to another request"):
         send("POST", f"{server.url}/orders")
@@ -74,7 +76,7 @@ def test_a_mismatch_is_raised_at_once(library: str, server: Scripted) -> None:
     assert len(server.seen) == 1
 
 
-def test_in_the_end_the_last_answer_is_the_answer(library: str, server: Scripted) -> None:
+def test_in_the_end_the_last_answer_is_the_answer(library: str, server: ScriptedServer) -> None:
     server.script = [503] * 9
     with sender(library, retries=Retries(attempts_max=4, backoff_s=0.001)) as send:
         answer = send("POST", f"{server.url}/orders")
@@ -96,7 +98,9 @@ UNKNOWN = {"type": "urn:oncekey:problem:outcome-unknown", "title": "Nobody knows
         (409, {}, UNKNOWN),
     ],
 )
-def test_what_nobody_knows_is_no_outcome(library: str, server: Scripted, answered: Any) -> None:
+def test_what_nobody_knows_is_no_outcome(
+    library: str, server: ScriptedServer, answered: Any
+) -> None:
     """It is asked once, and whoever records outcomes by `gave_up` keeps its key."""
     server.script = [answered]
     with sender(library) as send:
@@ -109,7 +113,7 @@ def test_what_nobody_knows_is_no_outcome(library: str, server: Scripted, answere
 
 
 def test_in_the_end_an_error_is_the_library_s_own_and_says_what_to_do(
-    library: str, server: Scripted
+    library: str, server: ScriptedServer
 ) -> None:
     server.script = ["drop"] * 9
     module = importlib.import_module(library.removeprefix("async "))
@@ -126,7 +130,7 @@ def test_in_the_end_an_error_is_the_library_s_own_and_says_what_to_do(
     assert server.keys[0] not in note
 
 
-def test_a_replay_is_surfaced(library: str, server: Scripted) -> None:
+def test_a_replay_is_surfaced(library: str, server: ScriptedServer) -> None:
     expires = "Mon, 16 Nov 2026 00:00:00 GMT"
     server.script = ["truncate", (201, {"Idempotent-Replayed": "true"})]
     server.script[1][1]["Idempotency-Expires"] = expires
@@ -140,7 +144,7 @@ def test_a_replay_is_surfaced(library: str, server: Scripted) -> None:
 # --------------------------------------------------------------------------------------- left alone
 
 
-def test_what_changes_nothing_is_left_alone(library: str, server: Scripted) -> None:
+def test_what_changes_nothing_is_left_alone(library: str, server: ScriptedServer) -> None:
     server.script = [503]
     with sender(library) as send:
         answer = send("GET", f"{server.url}/orders")
@@ -148,7 +152,7 @@ def test_what_changes_nothing_is_left_alone(library: str, server: Scripted) -> N
     assert (answer.status_code, server.keys, outcome_of(answer)) == (503, [None], None)
 
 
-def test_the_caller_s_key_is_respected(library: str, server: Scripted) -> None:
+def test_the_caller_s_key_is_respected(library: str, server: ScriptedServer) -> None:
     server.script = ["drop"]
     with sender(library) as send:
         send("POST", f"{server.url}/orders", headers={"idempotency-key": "order-17"})
@@ -157,7 +161,7 @@ def test_the_caller_s_key_is_respected(library: str, server: Scripted) -> None:
 
 
 def test_one_key_for_two_requests_is_warned_of(
-    library: str, server: Scripted, caplog: pytest.LogCaptureFixture
+    library: str, server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = {"headers": {"Idempotency-Key": "order-17"}}
     with sender(library) as send, caplog.at_level(logging.WARNING, "oncekey.client"):
@@ -181,7 +185,7 @@ def _stream(library: str) -> Any:
     return awaited() if library.startswith("async") else iter([b"abc", b"def"])
 
 
-def test_a_stream_is_sent_once_and_the_error_says_why(library: str, server: Scripted) -> None:
+def test_a_stream_is_sent_once_and_the_error_says_why(library: str, server: ScriptedServer) -> None:
     server.script = ["drop"]
     body = {"data" if library == "requests" else "content": _stream(library)}
     with sender(library) as send, pytest.raises(Exception, match=r".") as raised:
@@ -191,7 +195,7 @@ def test_a_stream_is_sent_once_and_the_error_says_why(library: str, server: Scri
     assert "its body is a stream, which cannot be sent twice" in raised.value.__notes__[0]
 
 
-def test_a_file_that_is_small_enough_is_sent_again(library: str, server: Scripted) -> None:
+def test_a_file_that_is_small_enough_is_sent_again(library: str, server: ScriptedServer) -> None:
     server.script = ["drop", 503]
     with sender(library) as send:
         send("POST", f"{server.url}/files", files={"f": ("a.txt", io.BytesIO(b"contents"))})
@@ -207,7 +211,7 @@ def test_a_file_that_is_small_enough_is_sent_again(library: str, server: Scripte
     ids=["length known", "length unknown", "endless"],
 )
 def test_an_answer_that_is_too_large_to_keep_is_read_by_the_caller(
-    library: str, server: Scripted, headers: dict[str, str | None]
+    library: str, server: ScriptedServer, headers: dict[str, str | None]
 ) -> None:
     large = b"x" * 300_000
     server.script = [503, (200, headers, large)]
@@ -219,7 +223,7 @@ def test_an_answer_that_is_too_large_to_keep_is_read_by_the_caller(
 
 @pytest.mark.parametrize("library", ["httpx", "httpx2"])
 def test_answers_that_are_not_read_give_their_connection_back(
-    library: str, server: Scripted
+    library: str, server: ScriptedServer
 ) -> None:
     server.script = [(503, {}, b"x" * 300_000)] * 3
     module = importlib.import_module(library)
@@ -232,7 +236,7 @@ def test_answers_that_are_not_read_give_their_connection_back(
 
 
 def test_an_answer_that_drips_is_cut_off_when_the_time_is_over(
-    library: str, server: Scripted
+    library: str, server: ScriptedServer
 ) -> None:
     """Each byte comes in time; the rest would, and never all of it."""
     clock, left = FakeClock(), threading.Event()
@@ -261,7 +265,7 @@ def test_an_answer_that_drips_is_cut_off_when_the_time_is_over(
     assert len(server.seen) == 1
 
 
-def test_redirects_share_one_budget(library: str, server: Scripted) -> None:
+def test_redirects_share_one_budget(library: str, server: ScriptedServer) -> None:
     clock = FakeClock()
 
     def slowly(handler: Any) -> None:
@@ -282,7 +286,7 @@ def test_redirects_share_one_budget(library: str, server: Scripted) -> None:
     assert len(set(server.keys)) == 1
 
 
-def test_the_same_request_sent_again_is_a_retry(server: Scripted) -> None:
+def test_the_same_request_sent_again_is_a_retry(server: ScriptedServer) -> None:
     httpx2, requests = (importlib.import_module(name) for name in ("httpx2", "requests"))
     with httpx2.Client(transport=retrying(httpx2.HTTPTransport())) as client:
         request = client.build_request("POST", f"{server.url}/orders")
@@ -303,9 +307,9 @@ def test_the_same_request_sent_again_is_a_retry(server: Scripted) -> None:
 
 
 def test_a_redirect_keeps_the_key_within_its_origin_and_hides_it_elsewhere(
-    library: str, server: Scripted
+    library: str, server: ScriptedServer
 ) -> None:
-    with scripted() as other, sender(library) as send:
+    with scripted_server() as other, sender(library) as send:
         server.script = [(307, {"location": "/moved"}), (308, {"location": f"{other.url}/away"})]
         answer = send("POST", f"{server.url}/orders", data={"a": "1"})
         assert answer.status_code == 201
@@ -316,7 +320,7 @@ def test_a_redirect_keeps_the_key_within_its_origin_and_hides_it_elsewhere(
     assert server.keys[0] is not None
 
 
-def test_a_read_that_follows_is_none_of_its_attempts(library: str, server: Scripted) -> None:
+def test_a_read_that_follows_is_none_of_its_attempts(library: str, server: ScriptedServer) -> None:
     """A 303 says that it was done; what is read after it needs no key and no retry of ours."""
     server.script = [503, (303, {"location": "/receipt"}), 503]
     with sender(library) as send:
@@ -329,7 +333,7 @@ def test_a_read_that_follows_is_none_of_its_attempts(library: str, server: Scrip
     assert read is None
 
 
-def test_attempts_are_counted_over_all_redirects(library: str, server: Scripted) -> None:
+def test_attempts_are_counted_over_all_redirects(library: str, server: ScriptedServer) -> None:
     """Also once nothing is left to count for the host's own budget."""
     server.script = [503, *[(307, {"location": "/moved"})] * 3, 503, 201]
     with sender(library, budget=RetryBudget(tokens_per_request=20.0)) as send:
@@ -343,8 +347,8 @@ def test_attempts_are_counted_over_all_redirects(library: str, server: Scripted)
         assert told.attempts == 2
 
 
-def test_a_key_of_the_caller_s_own_is_hidden_as_well(library: str, server: Scripted) -> None:
-    with scripted() as other, sender(library) as send:
+def test_a_key_of_the_caller_s_own_is_hidden_as_well(library: str, server: ScriptedServer) -> None:
+    with scripted_server() as other, sender(library) as send:
         server.script = [(303, {"location": f"{other.url}/receipt"})]
         send("POST", f"{server.url}/orders", headers={"Idempotency-Key": "order-17"})
         assert [(seen.method, seen.key) for seen in other.seen] == [("GET", None)]
@@ -353,7 +357,7 @@ def test_a_key_of_the_caller_s_own_is_hidden_as_well(library: str, server: Scrip
 # ------------------------------------------------------------------------------------- and besides
 
 
-def test_attempts_are_counted(library: str, server: Scripted) -> None:
+def test_attempts_are_counted(library: str, server: ScriptedServer) -> None:
     server.script = ["drop", 503, (201, {"Idempotent-Replayed": "true"}), (422, {}, MISMATCH)]
     counters = Counters()
     with sender(library, hooks=[counters]) as send:

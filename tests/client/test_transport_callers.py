@@ -24,15 +24,15 @@ from oncekey.client import AsyncClient, Client, Retries, forward, outcome_of, re
 from oncekey.client._sender import RequestSender
 from oncekey.client._transport import RetryingTransport
 from oncekey.errors import Misuse
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
 
 QUICK = Retries(backoff_s=0.001, backoff_s_max=0.002)
 HTTPX = pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda library: library.__name__)
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as served:
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as served:
         yield served
 
 
@@ -52,7 +52,7 @@ def _prepared(session: requests.Session, url: str, **body: Any) -> requests.Prep
 
 @HTTPX
 def test_a_stream_that_is_used_up_is_not_sent_as_an_empty_body(
-    library: Any, server: Scripted
+    library: Any, server: ScriptedServer
 ) -> None:
     """Under the key of what it was: elsewhere, behind a redirect, an empty order would be taken."""
     server.script = [(308, {"Location": "/moved"}), 201]
@@ -67,7 +67,7 @@ def test_a_stream_that_is_used_up_is_not_sent_as_an_empty_body(
 
 
 def test_with_requests_an_iterator_that_is_used_up_is_not_sent_as_an_empty_body(
-    server: Scripted, session: requests.Session
+    server: ScriptedServer, session: requests.Session
 ) -> None:
     server.script = [(308, {"Location": "/moved"}), 201]
     request = _prepared(session, f"{server.url}/orders", data=iter([b"tea"]))
@@ -79,7 +79,7 @@ def test_with_requests_an_iterator_that_is_used_up_is_not_sent_as_an_empty_body(
 
 
 def test_with_requests_a_body_that_can_be_read_again_follows_a_redirect(
-    server: Scripted, session: requests.Session
+    server: ScriptedServer, session: requests.Session
 ) -> None:
     class Parts:
         def __iter__(self) -> Iterator[bytes]:
@@ -93,7 +93,7 @@ def test_with_requests_a_body_that_can_be_read_again_follows_a_redirect(
 
 
 def test_copies_of_a_template_are_requests_of_their_own(
-    server: Scripted, session: requests.Session
+    server: ScriptedServer, session: requests.Session
 ) -> None:
     """A copy shares its hooks with what it was copied from, and our mark is among them."""
     template = _prepared(session, f"{server.url}/orders")
@@ -106,7 +106,7 @@ def test_copies_of_a_template_are_requests_of_their_own(
 
 
 def test_what_is_changed_after_it_was_sent_is_warned_of(
-    server: Scripted, session: requests.Session, caplog: pytest.LogCaptureFixture
+    server: ScriptedServer, session: requests.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = _prepared(session, f"{server.url}/orders", json={"amount": 1})
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_what_is_changed_after_it_was_sent_is_warned_of(
 
 @HTTPX
 def test_what_is_sent_elsewhere_after_it_was_sent_is_warned_of(
-    library: Any, server: Scripted, caplog: pytest.LogCaptureFixture
+    library: Any, server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with library.Client(transport=retrying(library.HTTPTransport())) as client:
         request = client.build_request("POST", f"{server.url}/orders")
@@ -137,9 +137,12 @@ def test_what_is_sent_elsewhere_after_it_was_sent_is_warned_of(
 
 @HTTPX
 def test_a_request_that_is_sent_to_another_origin_is_another(
-    library: Any, server: Scripted
+    library: Any, server: ScriptedServer
 ) -> None:
-    with scripted() as other, library.Client(transport=retrying(library.HTTPTransport())) as client:
+    with (
+        scripted_server() as other,
+        library.Client(transport=retrying(library.HTTPTransport())) as client,
+    ):
         request = client.build_request("POST", f"{server.url}/orders")
         client.send(request)
         request.url = library.URL(f"{other.url}/orders")
@@ -148,7 +151,9 @@ def test_a_request_that_is_sent_to_another_origin_is_another(
 
 
 @HTTPX
-def test_a_request_that_is_given_another_key_has_that_one(library: Any, server: Scripted) -> None:
+def test_a_request_that_is_given_another_key_has_that_one(
+    library: Any, server: ScriptedServer
+) -> None:
     with library.Client(transport=retrying(library.HTTPTransport())) as client:
         request = client.build_request("POST", f"{server.url}/orders")
         told = [outcome_of(client.send(request))]
@@ -161,7 +166,7 @@ def test_a_request_that_is_given_another_key_has_that_one(library: Any, server: 
 
 @HTTPX
 def test_a_hook_that_gives_each_request_a_key_does_not_change_it_over_a_redirect(
-    library: Any, server: Scripted
+    library: Any, server: ScriptedServer
 ) -> None:
     server.script = [(307, {"location": "/moved"})]
     names = iter("abc")
@@ -181,7 +186,7 @@ def test_a_hook_that_gives_each_request_a_key_does_not_change_it_over_a_redirect
 
 
 @HTTPX
-def test_two_keys_in_two_lines_are_refused(library: Any, server: Scripted) -> None:
+def test_two_keys_in_two_lines_are_refused(library: Any, server: ScriptedServer) -> None:
     lines = [("Idempotency-Key", "a"), ("idempotency-key", "b")]
     with (
         library.Client(transport=retrying(library.HTTPTransport())) as client,
@@ -196,7 +201,7 @@ def test_two_keys_in_two_lines_are_refused(library: Any, server: Scripted) -> No
 
 
 def test_a_file_is_sent_again_by_whoever_follows_a_redirect(
-    server: Scripted, session: requests.Session
+    server: ScriptedServer, session: requests.Session
 ) -> None:
     server.script = ["drop", (307, {"location": "/moved"}), "drop"]
     file = io.BytesIO(b"not this: contents")
@@ -221,7 +226,7 @@ class Pipe:
 
 @pytest.mark.parametrize("body", [b"tea", io.BytesIO(b"tea")], ids=["bytes", "file"])
 def test_who_answers_a_challenge_sends_the_same_request_once_more(
-    body: Any, server: Scripted, session: requests.Session
+    body: Any, server: ScriptedServer, session: requests.Session
 ) -> None:
     """Digest sends a copy of an answer's request, where that answer came from: so it is the
     caller's request, and goes through us.
@@ -241,7 +246,7 @@ def test_who_answers_a_challenge_sends_the_same_request_once_more(
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview])
 def test_bytes_of_whatever_kind_are_sent_again(
-    kind: Any, server: Scripted, session: requests.Session
+    kind: Any, server: ScriptedServer, session: requests.Session
 ) -> None:
     """To requests they are streams."""
     server.script = ["drop"]
@@ -250,7 +255,9 @@ def test_bytes_of_whatever_kind_are_sent_again(
     assert [seen.body for seen in server.seen] == [b"tea", b"tea"]
 
 
-def test_what_cannot_be_read_twice_is_kept(server: Scripted, session: requests.Session) -> None:
+def test_what_cannot_be_read_twice_is_kept(
+    server: ScriptedServer, session: requests.Session
+) -> None:
     server.script = ["drop"]
     request = _prepared(session, f"{server.url}/files", data=Pipe(b"contents"))
     for _ in range(2):
@@ -260,7 +267,7 @@ def test_what_cannot_be_read_twice_is_kept(server: Scripted, session: requests.S
 
 
 def test_an_answer_that_cannot_be_decoded_is_asked_for_again(
-    server: Scripted, session: requests.Session
+    server: ScriptedServer, session: requests.Session
 ) -> None:
     server.script = [(201, {"content-encoding": "gzip"}, b"not at all")]
 
@@ -272,7 +279,7 @@ def test_an_answer_that_cannot_be_decoded_is_asked_for_again(
 @HTTPX
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_with_httpx_an_answer_that_cannot_be_decoded_is_asked_for_again(
-    library: Any, colour: str, server: Scripted
+    library: Any, colour: str, server: ScriptedServer
 ) -> None:
     coded = {"content-encoding": "gzip"}
     server.script = [(201, coded, b"not at all"), (201, coded, gzip.compress(b'{"n": 2}'))]
@@ -321,7 +328,7 @@ def test_what_is_large_once_it_is_decoded_is_not_all_held_at_once(
 
 @HTTPX
 def test_who_wakes_up_too_late_gets_the_answer_that_there_is(
-    library: Any, server: Scripted
+    library: Any, server: ScriptedServer
 ) -> None:
     server.script = [503]
     clock = FakeClock()
@@ -339,7 +346,7 @@ def test_who_wakes_up_too_late_gets_the_answer_that_there_is(
 
 @HTTPX
 def test_who_is_cancelled_in_a_pause_gives_the_connection_back(
-    library: Any, server: Scripted
+    library: Any, server: ScriptedServer
 ) -> None:
     """An answer too large to be kept is not read to its end, and still open then."""
     server.script = [(503, {}, b"x" * 300_000)]
@@ -365,7 +372,7 @@ def test_who_is_cancelled_in_a_pause_gives_the_connection_back(
     assert asyncio.run(main()) == 201
 
 
-def test_an_interim_answer_is_none(server: Scripted, session: requests.Session) -> None:
+def test_an_interim_answer_is_none(server: ScriptedServer, session: requests.Session) -> None:
     """The library takes it for the answer, and would take the answer for the next request's."""
 
     def hint(handler: Any) -> None:
@@ -378,7 +385,9 @@ def test_an_interim_answer_is_none(server: Scripted, session: requests.Session) 
     assert len(set(server.keys)) == 1
 
 
-def test_a_session_s_adapter_can_be_copied(server: Scripted, session: requests.Session) -> None:
+def test_a_session_s_adapter_can_be_copied(
+    server: ScriptedServer, session: requests.Session
+) -> None:
     with requests.Session() as other:
         other.mount("http://", copy.copy(session.get_adapter(server.url)))
         other.post(f"{server.url}/orders")
@@ -389,7 +398,9 @@ def test_a_session_s_adapter_can_be_copied(server: Scripted, session: requests.S
 # ----------------------------------------------------------------------------- retries of their own
 
 
-def test_an_adapter_of_somebody_s_own_is_called_as_a_session_calls_it(server: Scripted) -> None:
+def test_an_adapter_of_somebody_s_own_is_called_as_a_session_calls_it(
+    server: ScriptedServer,
+) -> None:
     """By names: many take nothing else behind the request."""
 
     class Own(requests.adapters.HTTPAdapter):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.client.libraries import library, sender, server
-from tests.client.wire import Scripted
+from tests.client.scripted_server import ScriptedServer
 
 __all__ = ["library", "server"]
 
 
-def test_a_key_in_the_body(library: str, server: Scripted) -> None:
+def test_a_key_in_the_body(library: str, server: ScriptedServer) -> None:
     server.script = ["drop"]
     with sender(library, profile="square") as send:
         send("POST", f"{server.url}/v2/payments", json={"amount": 1})
@@ -20,7 +20,7 @@ def test_a_key_in_the_body(library: str, server: Scripted) -> None:
     assert first.startswith(b'{"idempotency_key":"0')
 
 
-def test_a_key_in_the_query(library: str, server: Scripted) -> None:
+def test_a_key_in_the_query(library: str, server: ScriptedServer) -> None:
     server.script = ["drop"]
     with sender(library, profile="gcp") as send:
         send("DELETE", f"{server.url}/instances/1?zone=a")
@@ -30,7 +30,7 @@ def test_a_key_in_the_query(library: str, server: Scripted) -> None:
     assert first.startswith("/instances/1?zone=a&requestId=0")
 
 
-def test_azure_is_told_when_it_was_first_sent(library: str, server: Scripted) -> None:
+def test_azure_is_told_when_it_was_first_sent(library: str, server: ScriptedServer) -> None:
     server.script = ["drop"]
     with sender(library, profile="azure") as send:
         send("POST", f"{server.url}/sms")
@@ -41,14 +41,14 @@ def test_azure_is_told_when_it_was_first_sent(library: str, server: Scripted) ->
     assert None not in first
 
 
-def test_stripe_s_clients_send_keys_with_post_alone(library: str, server: Scripted) -> None:
+def test_stripe_s_clients_send_keys_with_post_alone(library: str, server: ScriptedServer) -> None:
     with sender(library, profile="stripe") as send:
         send("DELETE", f"{server.url}/v1/customers/1")
 
     assert server.keys == [None]
 
 
-def test_which_methods_change_something_can_be_said(library: str, server: Scripted) -> None:
+def test_which_methods_change_something_can_be_said(library: str, server: ScriptedServer) -> None:
     with sender(library, methods=["patch"]) as send:
         send("POST", f"{server.url}/search")
         send("PATCH", f"{server.url}/orders/1")
@@ -57,7 +57,7 @@ def test_which_methods_change_something_can_be_said(library: str, server: Script
 
 
 def test_a_request_without_a_place_for_a_key_is_sent_once(
-    library: str, server: Scripted, caplog: pytest.LogCaptureFixture
+    library: str, server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.script = [503]
     with sender(library, profile="square") as send:

@@ -21,7 +21,7 @@ from oncekey._core.policy import Policy
 from oncekey._engine.runtime import Runtime
 from oncekey.messaging.faststream import OnceMiddleware, own_id
 from oncekey.testing.crash import arm_from_environment
-from tests.messaging.lines import LINES, NACK
+from tests.messaging.brokers import BROKERS, NACK
 
 LEASE_S = 30.0
 
@@ -47,7 +47,7 @@ def recorder(ledger: str) -> type[BaseMiddleware]:
 async def consume(line: str, url: str, topic: str, file: str, ledger: str) -> None:
     runtime = Runtime(f"sqlite:///{file}")
     once = OnceMiddleware(runtime, policy=Policy(lease_s=LEASE_S))
-    broker = LINES[line].broker(url, middlewares=[recorder(ledger), once])
+    broker = BROKERS[line].broker(url, middlewares=[recorder(ledger), once])
 
     async def work(body: str) -> None:
         with closing(sqlite3.connect(file, timeout=10)) as db, db:
@@ -55,7 +55,7 @@ async def consume(line: str, url: str, topic: str, file: str, ledger: str) -> No
             db.execute("INSERT INTO effects VALUES (?)", (body,))
             await oncekey.current().complete_in(db, 200)
 
-    for subscriber in LINES[line].subscribe(broker, topic, NACK):
+    for subscriber in BROKERS[line].subscribe(broker, topic, NACK):
         subscriber(work)
     await broker.start()
     await asyncio.Event().wait()

@@ -21,7 +21,7 @@ from oncekey._core.message import Message
 from oncekey._engine.runtime import Runtime
 from oncekey.messaging._outbox import Outbox
 from oncekey.messaging.faststream import OnceMiddleware, own_id, publish_to
-from tests.messaging.lines import LINES, NACK, Line, message
+from tests.messaging.brokers import BROKERS, NACK, BrokerKind, message
 
 WAIT_S_MAX = 20.0
 
@@ -30,7 +30,7 @@ WAIT_S_MAX = 20.0
 class Bench:
     """A broker, a topic of its own on it, and a store."""
 
-    line: Line
+    line: BrokerKind
     url: str
     file: Path
     topic: str = field(default_factory=lambda: f"t{uuid.uuid4().hex}")
@@ -91,12 +91,12 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.fixture(params=list(LINES))
+@pytest.fixture(params=list(BROKERS))
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     url = request.getfixturevalue(f"{request.param}_url")
-    return Bench(LINES[request.param], url, tmp_path / "keys.db")
+    return Bench(BROKERS[request.param], url, tmp_path / "keys.db")
 
 
 @pytest.fixture
 def rabbit(rabbitmq_url: str, tmp_path: Path) -> Bench:
-    return Bench(LINES["rabbitmq"], rabbitmq_url, tmp_path / "keys.db")
+    return Bench(BROKERS["rabbitmq"], rabbitmq_url, tmp_path / "keys.db")

@@ -1,4 +1,4 @@
-"""A broker that remembers, and a publisher whose time is made to pass."""
+"""A broker that records publications, and a publisher without delays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from oncekey._core.message import Message
 from oncekey.messaging._outbox_worker import Limits
 from oncekey.messaging._publisher import Publisher
-from tests.messaging.desks import Desk
+from tests.messaging.outbox_databases import OutboxDatabase
 
 LEASE_S = 30.0
 
@@ -33,7 +33,9 @@ class Broker:
         return [message.payload for message in self.got]
 
 
-def publisher(desk: Desk, publish: Callable[[Message], Any], **limits: Any) -> Publisher:
+def publisher(
+    outbox_db: OutboxDatabase, publish: Callable[[Message], Any], **limits: Any
+) -> Publisher:
     """One whose delays are all 0: tests make time pass by `elapse`."""
     given = Limits(**{"lease_s": LEASE_S, **limits})
-    return Publisher(desk.outbox, publish, limits=given, chance=lambda: 0.0)
+    return Publisher(outbox_db.outbox, publish, limits=given, chance=lambda: 0.0)

@@ -1,4 +1,4 @@
-"""What is told where a broker's library is not installed."""
+"""The error when a broker's library is not installed."""
 
 from __future__ import annotations
 

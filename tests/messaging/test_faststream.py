@@ -30,9 +30,9 @@ from oncekey.messaging._outbox_worker import Limits
 from oncekey.messaging._publisher import Publisher
 from oncekey.messaging.faststream import PAUSE_S_MAX, publish_to
 from oncekey.testing.crash import VARIABLE
+from tests.messaging.brokers import BROKERS, NACK, message
 from tests.messaging.faststream_app import LEASE_S
 from tests.messaging.faststream_bench import Bench, bench, rabbit, until
-from tests.messaging.lines import LINES, NACK, message
 from tests.servers import Server, start_kafka, start_nats, start_rabbitmq, start_redis
 from tests.stores import elapse
 
@@ -193,7 +193,7 @@ async def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None
         await asyncio.sleep(0.005)
 
     with start_nats(durable=True) as server:
-        bench = Bench(LINES["nats"], server.url, tmp_path / "keys.db")
+        bench = Bench(BROKERS["nats"], server.url, tmp_path / "keys.db")
         async with bench.consuming(work) as publish:
             for i in range(30):
                 await publish(bench.message(b"%d" % i, f"id-{i}"))
@@ -249,11 +249,11 @@ async def test_while_the_broker_is_away_nothing_is_parked(name: str, tmp_path: P
     start, settings = AWAY[name]
     outbox = one_message(tmp_path / "shop.db")
     with contextlib.closing(start()) as server:
-        broker = LINES[name].broker(server.url, **settings)
+        broker = BROKERS[name].broker(server.url, **settings)
         await broker.connect()
         if isinstance(server, Server):
             server.kill()
-    publish = publish_to(broker, **LINES[name].options("orders"))
+    publish = publish_to(broker, **BROKERS[name].options("orders"))
     worker = Publisher(outbox, publish, limits=Limits(attempts_max=1))
     for _ in range(3):
         done = await worker.drain()
@@ -294,7 +294,7 @@ async def test_what_no_queue_takes_is_not_taken_for_published(rabbit: Bench) -> 
 
 def test_nats_without_a_stream_would_lose_messages(nats_url: str) -> None:
     with pytest.raises(Misuse, match="stream="):
-        publish_to(LINES["nats"].broker(nats_url))
+        publish_to(BROKERS["nats"].broker(nats_url))
 
 
 def test_the_example_runs(nats_url: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What FastStream is told of a message: its id, its result, and whether to acknowledge it."""
+"""What FastStream gets for a message: its id, its result, and whether to acknowledge it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from oncekey._engine.runtime import Runtime
 from oncekey.errors import Misuse
 from oncekey.messaging._inbox import Inbox
 from oncekey.messaging.faststream import OnceMiddleware, own_id, publish_to
+from tests.messaging.brokers import BROKERS, NACK
 from tests.messaging.faststream_bench import WAIT_S_MAX, Bench, rabbit, until
-from tests.messaging.lines import LINES, NACK
 from tests.stores import elapse
 
 __all__ = ["rabbit"]
@@ -174,7 +174,7 @@ async def test_an_id_can_be_made_of_what_a_message_is_about(rabbit: Bench) -> No
 
 
 async def test_kafka_knows_a_message_by_its_place(kafka_url: str, tmp_path: Path) -> None:
-    bench = Bench(LINES["kafka"], kafka_url, tmp_path / "keys.db")
+    bench = Bench(BROKERS["kafka"], kafka_url, tmp_path / "keys.db")
     ids: list[str | None] = []
 
     def noticed(delivered: StreamMessage[Any]) -> str | None:
@@ -195,7 +195,7 @@ async def test_a_stream_that_is_made_anew_has_new_messages(nats_url: str, tmp_pa
     """It counts from 1 again: by their places alone they would be those of the old one, or other
     messages under their ids, and none of them would run.
     """
-    bench = Bench(LINES["nats"], nats_url, tmp_path / "keys.db")
+    bench = Bench(BROKERS["nats"], nats_url, tmp_path / "keys.db")
     ran: list[str] = []
     ids: list[str | None] = []
 
@@ -225,7 +225,7 @@ async def test_a_stream_that_is_made_anew_has_new_messages(nats_url: str, tmp_pa
 async def test_to_acknowledge_first_is_warned_of(
     kafka_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench(LINES["kafka"], kafka_url, tmp_path / "keys.db")
+    bench = Bench(BROKERS["kafka"], kafka_url, tmp_path / "keys.db")
 
     async def work(body: str) -> None: ...
 

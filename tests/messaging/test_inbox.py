@@ -1,4 +1,4 @@
-"""The inbox: a handler runs once per message; the consumer is told what to do with it."""
+"""The inbox runs a handler once per message and tells the consumer what to do with it."""
 
 from __future__ import annotations
 

@@ -24,49 +24,56 @@ from oncekey.errors import Misuse, StoreUnfit
 from oncekey.messaging._outbox import Outbox
 from oncekey.messaging._outbox_worker import Limits
 from oncekey.messaging._publisher import Publisher
-from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
+from tests.messaging.outbox_databases import (
+    OutboxDatabase,
+    mariadb_outbox,
+    mysql_outbox,
+    outbox_db,
+    postgres_outbox,
+    sqlite_outbox,
+)
 
-__all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
+__all__ = ["mariadb_outbox", "mysql_outbox", "outbox_db", "postgres_outbox", "sqlite_outbox"]
 
 
-def drained(desk: Desk) -> list[Message]:
+def drained(outbox_db: OutboxDatabase) -> list[Message]:
     published: list[Message] = []
-    Publisher(desk.outbox, published.append).drain_sync()
+    Publisher(outbox_db.outbox, published.append).drain_sync()
     return published
 
 
-def test_what_is_committed_is_published_as_it_was_written(desk: Desk) -> None:
-    put = desk.put("orders", b"\x00\xff", key="customer-7", headers={"Kind": "paid"})
-    [message] = drained(desk)
+def test_what_is_committed_is_published_as_it_was_written(outbox_db: OutboxDatabase) -> None:
+    put = outbox_db.put("orders", b"\x00\xff", key="customer-7", headers={"Kind": "paid"})
+    [message] = drained(outbox_db)
     assert message.id == put.id
     assert uuid.UUID(message.id).version == 4
     assert (message.topic, message.key, message.payload) == ("orders", "customer-7", b"\x00\xff")
     assert message.headers == {"kind": "paid"}
     assert message.attempts == 1
-    assert desk.waiting() == 0
-    assert drained(desk) == []
+    assert outbox_db.count_waiting() == 0
+    assert drained(outbox_db) == []
 
 
-def test_what_is_not_bytes_is_written_as_json(desk: Desk) -> None:
-    desk.put("orders", {"id": 7, "name": "Zoë"})
-    [message] = drained(desk)
+def test_what_is_not_bytes_is_written_as_json(outbox_db: OutboxDatabase) -> None:
+    outbox_db.put("orders", {"id": 7, "name": "Zoë"})
+    [message] = drained(outbox_db)
     assert message.payload == b'{"id":7,"name":"Zo\\u00eb"}'
     assert message.headers == {"content-type": "application/json"}
 
 
-def test_a_rollback_publishes_nothing(desk: Desk) -> None:
-    with desk.connect() as connection:
-        desk.outbox.put_sync(connection, "orders", b"never")
+def test_a_rollback_publishes_nothing(outbox_db: OutboxDatabase) -> None:
+    with outbox_db.connect() as connection:
+        outbox_db.outbox.put_sync(connection, "orders", b"never")
         connection.rollback()
-    assert drained(desk) == []
+    assert drained(outbox_db) == []
 
 
-def test_nothing_is_seen_before_the_commit(desk: Desk) -> None:
-    store, shelf = desk.outbox.store, desk.outbox.table
+def test_nothing_is_seen_before_the_commit(outbox_db: OutboxDatabase) -> None:
+    store, shelf = outbox_db.outbox.store, outbox_db.outbox.table
     with closing(store.connect()) as worker:
         run(store.prepare(), worker.ask)
-        with desk.connect() as connection:
-            desk.outbox.put_sync(connection, "orders", b"not yet")
+        with outbox_db.connect() as connection:
+            outbox_db.outbox.put_sync(connection, "orders", b"not yet")
             assert run(shelf.look(b"", 10), worker.ask) == []
         assert len(run(shelf.look(b"", 10), worker.ask)) == 1
 
@@ -103,68 +110,72 @@ async def _sqlalchemy(url: str) -> AsyncIterator[Any]:
 @pytest.mark.parametrize("library", [_asyncpg, _psycopg, _sqlalchemy])
 @pytest.mark.parametrize("commits", [True, False])
 async def test_it_joins_any_transaction(
-    postgres_desk: Desk, postgres_url: str, library: Any, commits: bool
+    postgres_outbox: OutboxDatabase, postgres_url: str, library: Any, commits: bool
 ) -> None:
     with contextlib.suppress(ZeroDivisionError):
         async with library(postgres_url) as transaction:
-            await postgres_desk.outbox.put(transaction, "orders", b"joined")
+            await postgres_outbox.outbox.put(transaction, "orders", b"joined")
             if not commits:
                 raise ZeroDivisionError
-    assert len(drained(postgres_desk)) == commits
+    assert len(drained(postgres_outbox)) == commits
 
 
 @pytest.mark.parametrize("commits", [True, False])
-async def test_it_joins_an_async_session_on_sqlite(sqlite_desk: Desk, commits: bool) -> None:
-    engine = create_async_engine(sqlite_desk.url.replace("sqlite:", "sqlite+aiosqlite:"))
+async def test_it_joins_an_async_session_on_sqlite(
+    sqlite_outbox: OutboxDatabase, commits: bool
+) -> None:
+    engine = create_async_engine(sqlite_outbox.url.replace("sqlite:", "sqlite+aiosqlite:"))
     async with AsyncSession(engine) as session:
-        await sqlite_desk.outbox.put(session, "orders", b"joined")
+        await sqlite_outbox.outbox.put(session, "orders", b"joined")
         if commits:
             await session.commit()
     await engine.dispose()
-    assert len(drained(sqlite_desk)) == commits
+    assert len(drained(sqlite_outbox)) == commits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("commits", [True, False])
-async def test_it_joins_an_async_session_on_mariadb(mariadb_desk: Desk, commits: bool) -> None:
-    url = mariadb_desk.url.partition("?")[0].replace("mariadb:", "mariadb+asyncmy:")
+async def test_it_joins_an_async_session_on_mariadb(
+    mariadb_outbox: OutboxDatabase, commits: bool
+) -> None:
+    url = mariadb_outbox.url.partition("?")[0].replace("mariadb:", "mariadb+asyncmy:")
     engine = create_async_engine(url)
     async with AsyncSession(engine) as session:
-        await mariadb_desk.outbox.put(session, "orders", b"joined")
+        await mariadb_outbox.outbox.put(session, "orders", b"joined")
         if commits:
             await session.commit()
     await engine.dispose()
-    assert len(drained(mariadb_desk)) == commits
+    assert len(drained(mariadb_outbox)) == commits
 
 
 @pytest.mark.slow
-def test_another_database_of_the_same_server_is_misuse(mariadb_desk: Desk) -> None:
+def test_another_database_of_the_same_server_is_misuse(mariadb_outbox: OutboxDatabase) -> None:
     """It may have such a table too, from which nobody would publish anything."""
     elsewhere = f"elsewhere_{uuid.uuid4().hex}"
-    with mariadb_desk.connect() as connection, connection.cursor() as cursor:
+    with mariadb_outbox.connect() as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {elsewhere}")
         try:
             cursor.execute(f"USE {elsewhere}")
             with pytest.raises(Misuse, match="has no oncekey tables"):
-                mariadb_desk.outbox.put_sync(connection, "orders", b"")
-            url = re.sub("/[^/?]+\\?", f"/{elsewhere}?", mariadb_desk.url)
+                mariadb_outbox.outbox.put_sync(connection, "orders", b"")
+            url = re.sub("/[^/?]+\\?", f"/{elsewhere}?", mariadb_outbox.url)
             Outbox(url).migrate_sync()
             with pytest.raises(Misuse, match="the connection to join is one to"):
-                mariadb_desk.outbox.put_sync(connection, "orders", b"")
+                mariadb_outbox.outbox.put_sync(connection, "orders", b"")
         finally:
             cursor.execute(f"DROP DATABASE {elsewhere}")
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_it_joins_a_session_of_sqlalchemy(desk: Desk, commits: bool) -> None:
-    url = desk.url.partition("?")[0].replace("postgresql://", "postgresql+psycopg://")
+def test_it_joins_a_session_of_sqlalchemy(outbox_db: OutboxDatabase, commits: bool) -> None:
+    url = outbox_db.url.partition("?")[0].replace("postgresql://", "postgresql+psycopg://")
     engine = sqlalchemy.create_engine(re.sub("^(mariadb|mysql)://", r"\1+pymysql://", url))
     with sqlalchemy.orm.Session(engine) as session:
-        desk.outbox.put_sync(session, "orders", b"joined")
+        outbox_db.outbox.put_sync(session, "orders", b"joined")
         if commits:
             session.commit()
     engine.dispose()
-    assert len(drained(desk)) == commits
+    assert len(drained(outbox_db)) == commits
 
 
 # ------------------------------------------------------------------------------------ limits
@@ -177,7 +188,7 @@ def test_an_outbox_is_where_the_rows_are() -> None:
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 async def test_a_transaction_elsewhere_is_misuse(
-    postgres_desk: Desk, postgres_url: str, colour: str
+    postgres_outbox: OutboxDatabase, postgres_url: str, colour: str
 ) -> None:
     """It may have such a table too, from which nobody would publish anything."""
     elsewhere = f"{postgres_url}?options=-csearch_path%3Delsewhere"
@@ -189,18 +200,20 @@ async def test_a_transaction_elsewhere_is_misuse(
             given = connection, "orders", b""
             if colour == "sync":
                 with pytest.raises(Misuse, match="search_path"):
-                    postgres_desk.outbox.put_sync(*given)
+                    postgres_outbox.outbox.put_sync(*given)
             else:
                 with pytest.raises(Misuse, match="search_path"):
-                    await postgres_desk.outbox.put(*given)
+                    await postgres_outbox.outbox.put(*given)
     finally:
         with psycopg.connect(postgres_url) as connection:
             connection.execute("DROP SCHEMA elsewhere CASCADE")
 
 
-def test_what_is_too_large_or_cannot_be_kept_is_refused_before_it_is_written(desk: Desk) -> None:
-    small = Outbox(desk.url, payload_bytes_max=10)
-    with desk.connect() as connection:
+def test_what_is_too_large_or_cannot_be_kept_is_refused_before_it_is_written(
+    outbox_db: OutboxDatabase,
+) -> None:
+    small = Outbox(outbox_db.url, payload_bytes_max=10)
+    with outbox_db.connect() as connection:
         with pytest.raises(Misuse, match="payload_bytes_max=10"):
             small.put_sync(connection, "orders", b"x" * 11)
         with pytest.raises(Misuse, match="topic"):
@@ -224,7 +237,7 @@ def test_what_is_too_large_or_cannot_be_kept_is_refused_before_it_is_written(des
         for said, given in wrong:
             with pytest.raises(Misuse, match=said):
                 small.put_sync(connection, **{"topic": "orders", "payload": b"", **given})
-    assert desk.waiting() == 0
+    assert outbox_db.count_waiting() == 0
 
 
 def test_a_file_without_the_table_says_what_to_do(tmp_path: Path) -> None:
@@ -239,26 +252,26 @@ def test_a_file_without_the_table_says_what_to_do(tmp_path: Path) -> None:
         outbox.put_sync(connection, "orders", b"")
 
 
-async def test_every_command_has_an_awaited_twin(desk: Desk) -> None:
-    assert await desk.outbox.migrate() == []
-    assert await desk.outbox.parked() == []
-    assert await desk.outbox.retry([str(uuid.uuid4())]) == 0
+async def test_every_command_has_an_awaited_twin(outbox_db: OutboxDatabase) -> None:
+    assert await outbox_db.outbox.migrate() == []
+    assert await outbox_db.outbox.parked() == []
+    assert await outbox_db.outbox.retry([str(uuid.uuid4())]) == 0
 
 
-async def test_what_are_no_ids_of_messages_are_refused(desk: Desk) -> None:
+async def test_what_are_no_ids_of_messages_are_refused(outbox_db: OutboxDatabase) -> None:
     """Letters of one id would be ids that nobody has, and nothing would be said."""
-    put = desk.put("orders", b"1")
+    put = outbox_db.put("orders", b"1")
     for wrong in (put.id, ["nope"], [None], [put]):
         with pytest.raises(Misuse, match=r"retry\(\[id\]\)"):
-            desk.outbox.retry_sync(wrong)  # type: ignore[arg-type]
+            outbox_db.outbox.retry_sync(wrong)  # type: ignore[arg-type]
         with pytest.raises(Misuse, match=r"retry\(\[id\]\)"):
-            await desk.outbox.retry(wrong)  # type: ignore[arg-type]
+            await outbox_db.outbox.retry(wrong)  # type: ignore[arg-type]
 
 
-def test_an_id_may_be_written_in_capitals(desk: Desk) -> None:
+def test_an_id_may_be_written_in_capitals(outbox_db: OutboxDatabase) -> None:
     def refuse(message: Message) -> None:
         raise ValueError("no")
 
-    put = desk.put("orders", b"1")
-    Publisher(desk.outbox, refuse, limits=Limits(attempts_max=1)).drain_sync()
-    assert desk.outbox.retry_sync([put.id.upper()]) == 1
+    put = outbox_db.put("orders", b"1")
+    Publisher(outbox_db.outbox, refuse, limits=Limits(attempts_max=1)).drain_sync()
+    assert outbox_db.outbox.retry_sync([put.id.upper()]) == 1

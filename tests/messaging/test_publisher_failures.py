@@ -15,58 +15,65 @@ from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging._outbox_worker import Limits
 from oncekey.messaging._publisher import Publisher
-from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
+from tests.messaging.outbox_databases import (
+    OutboxDatabase,
+    mariadb_outbox,
+    mysql_outbox,
+    outbox_db,
+    postgres_outbox,
+    sqlite_outbox,
+)
 from tests.messaging.publishing import LEASE_S, Broker, publisher
 
-__all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
+__all__ = ["mariadb_outbox", "mysql_outbox", "outbox_db", "postgres_outbox", "sqlite_outbox"]
 
 
 def test_a_poisonous_message_is_parked_and_listed_and_can_be_retried(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    outbox_db: OutboxDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    poison = desk.put("orders", b"poison", key="a")
-    desk.put("orders", b"after it", key="a")
+    poison = outbox_db.put("orders", b"poison", key="a")
+    outbox_db.put("orders", b"after it", key="a")
     broker = Broker()
     broker.refuses = lambda m: ValueError("too odd") if m.payload == b"poison" else None
     with caplog.at_level(logging.ERROR, "oncekey"):
-        done = publisher(desk, broker, attempts_max=3).drain_sync()
+        done = publisher(outbox_db, broker, attempts_max=3).drain_sync()
     assert (done.failed, done.parked, done.published) == (3, 1, 1)
     assert "parked after 3 attempts: ValueError: too odd" in caplog.text
     assert broker.payloads == [b"after it"]  # what is parked holds up nobody
-    [parked] = desk.outbox.parked_sync()
+    [parked] = outbox_db.outbox.parked_sync()
     assert parked.message.id == poison.id
     assert parked.message.attempts == 3
     assert parked.error == "ValueError: too odd"
     assert 0 <= parked.age_s < 60
 
     broker.refuses = lambda message: None
-    assert desk.outbox.retry_sync([poison.id]) == 1
-    publisher(desk, broker).drain_sync()
+    assert outbox_db.outbox.retry_sync([poison.id]) == 1
+    publisher(outbox_db, broker).drain_sync()
     assert broker.got[-1].id == poison.id
-    assert desk.outbox.parked_sync() == []
+    assert outbox_db.outbox.parked_sync() == []
 
 
-def test_what_kills_its_workers_is_parked_too(desk: Desk) -> None:
-    desk.put("orders", b"deadly")
+def test_what_kills_its_workers_is_parked_too(outbox_db: OutboxDatabase) -> None:
+    outbox_db.put("orders", b"deadly")
 
     def die(message: Message) -> None:
         raise SystemExit
 
     for _ in range(2):
         with pytest.raises(SystemExit):
-            publisher(desk, die, attempts_max=2).drain_sync()
-        desk.elapse(LEASE_S)
+            publisher(outbox_db, die, attempts_max=2).drain_sync()
+        outbox_db.elapse(LEASE_S)
     broker = Broker()
-    assert publisher(desk, broker, attempts_max=2).drain_sync().parked == 1
+    assert publisher(outbox_db, broker, attempts_max=2).drain_sync().parked == 1
     assert broker.got == []
-    [parked] = desk.outbox.parked_sync()
+    [parked] = outbox_db.outbox.parked_sync()
     assert "its workers died" in parked.error
 
 
-def test_what_kills_its_workers_takes_no_others_with_it(desk: Desk) -> None:
-    with desk.connect() as connection:
+def test_what_kills_its_workers_takes_no_others_with_it(outbox_db: OutboxDatabase) -> None:
+    with outbox_db.connect() as connection:
         for payload in (b"fine", b"fine", b"deadly", b"fine", b"fine"):
-            desk.outbox.put_sync(connection, "orders", payload)
+            outbox_db.outbox.put_sync(connection, "orders", payload)
     published: Counter[str] = Counter()
 
     def die(message: Message) -> None:
@@ -76,18 +83,18 @@ def test_what_kills_its_workers_takes_no_others_with_it(desk: Desk) -> None:
 
     for _ in range(10):
         with contextlib.suppress(SystemExit):
-            publisher(desk, die, attempts_max=3).drain_sync()
-        desk.elapse(LEASE_S)
+            publisher(outbox_db, die, attempts_max=3).drain_sync()
+        outbox_db.elapse(LEASE_S)
 
-    assert [parked.message.payload for parked in desk.outbox.parked_sync()] == [b"deadly"]
+    assert [parked.message.payload for parked in outbox_db.outbox.parked_sync()] == [b"deadly"]
     assert len(published) == 4
     assert max(published.values()) <= 2, "once before its worker died, and once alone"
 
 
-def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:
-    with desk.connect() as connection:
+def test_an_outage_is_no_fault_of_a_message(outbox_db: OutboxDatabase) -> None:
+    with outbox_db.connect() as connection:
         for i in range(5):
-            desk.outbox.put_sync(connection, "orders", b"%d" % i)
+            outbox_db.outbox.put_sync(connection, "orders", b"%d" % i)
     asked: list[Message] = []
 
     def away(message: Message) -> Exception:
@@ -96,7 +103,7 @@ def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:
 
     broker = Broker()
     broker.refuses = away
-    worker = publisher(desk, broker, attempts_max=2)
+    worker = publisher(outbox_db, broker, attempts_max=2)
     for _ in range(5):
         done = worker.drain_sync()
         assert done.outage == "ConnectionError: away"
@@ -107,12 +114,14 @@ def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:
     assert {message.attempts for message in broker.got} == {1}
 
 
-def test_an_outage_that_begins_within_a_batch_is_no_fault_of_the_rest(desk: Desk) -> None:
+def test_an_outage_that_begins_within_a_batch_is_no_fault_of_the_rest(
+    outbox_db: OutboxDatabase,
+) -> None:
     """The broker took another in the same round, before it went away."""
-    put = [desk.put(f"topic-{i}", b"%d" % i) for i in range(6)]
+    put = [outbox_db.put(f"topic-{i}", b"%d" % i) for i in range(6)]
     broker = Broker()
     broker.refuses = lambda message: ConnectionError("away") if broker.got else None
-    worker = publisher(desk, broker, attempts_max=2)
+    worker = publisher(outbox_db, broker, attempts_max=2)
     for _ in range(5):
         done = worker.drain_sync()
         assert done.outage == "ConnectionError: away"
@@ -128,35 +137,37 @@ class Away(Exception):
 
 @pytest.mark.parametrize("raised", [Away, ConnectionError, TimeoutError])
 def test_outages_of_a_client_s_own_are_so_beside_the_usual_ones(
-    sqlite_desk: Desk, raised: type[Exception]
+    sqlite_outbox: OutboxDatabase, raised: type[Exception]
 ) -> None:
-    sqlite_desk.put("orders", b"1")
+    sqlite_outbox.put("orders", b"1")
     broker = Broker()
     broker.refuses = lambda message: raised("away")
     limits = Limits(attempts_max=1)
-    worker = Publisher(sqlite_desk.outbox, broker, limits=limits, outages=(Away,))
+    worker = Publisher(sqlite_outbox.outbox, broker, limits=limits, outages=(Away,))
     assert worker.drain_sync().outage == f"{raised.__name__}: away"
-    assert sqlite_desk.outbox.parked_sync() == []
+    assert sqlite_outbox.outbox.parked_sync() == []
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_topic_that_alone_cannot_be_reached_is_to_blame(desk: Desk, colour: str) -> None:
+def test_a_topic_that_alone_cannot_be_reached_is_to_blame(
+    outbox_db: OutboxDatabase, colour: str
+) -> None:
     """Its messages neither hold up all others nor wait for ever, unseen."""
-    poison = {desk.put("nowhere", b"poison").id for _ in range(3)}
+    poison = {outbox_db.put("nowhere", b"poison").id for _ in range(3)}
     broker = Broker()
     broker.refuses = lambda m: TimeoutError("no leader") if m.id in poison else None
 
     async def publish(message: Message) -> None:
         broker(message)
 
-    worker = publisher(desk, broker if colour == "sync" else publish, attempts_max=2)
+    worker = publisher(outbox_db, broker if colour == "sync" else publish, attempts_max=2)
     for _ in range(20):  # until another was published, it looks like an outage
-        desk.put("orders", b"1")
+        outbox_db.put("orders", b"1")
         if colour == "sync":
             worker.drain_sync()
         else:
             asyncio.run(worker.drain())
-        if len(parked := desk.outbox.parked_sync()) == len(poison):
+        if len(parked := outbox_db.outbox.parked_sync()) == len(poison):
             break
     assert {each.message.id for each in parked} == poison
     assert {each.error for each in parked} == {"TimeoutError: no leader"}
@@ -164,29 +175,31 @@ def test_a_topic_that_alone_cannot_be_reached_is_to_blame(desk: Desk, colour: st
 
 @pytest.mark.parametrize(("batch_max", "drains_max"), [(100, 2), (5, 20)])
 def test_a_topic_that_cannot_be_reached_holds_up_no_other(
-    desk: Desk, batch_max: int, drains_max: int
+    outbox_db: OutboxDatabase, batch_max: int, drains_max: int
 ) -> None:
     """However many of its messages there are: what was not tried yet is tried first."""
-    with desk.connect() as connection:
+    with outbox_db.connect() as connection:
         for _ in range(50):
-            desk.outbox.put_sync(connection, "nowhere", b"")
-        desk.outbox.put_sync(connection, "orders", b"1")
+            outbox_db.outbox.put_sync(connection, "nowhere", b"")
+        outbox_db.outbox.put_sync(connection, "orders", b"1")
     broker = Broker()
     broker.refuses = lambda m: TimeoutError("no leader") if m.topic == "nowhere" else None
-    worker = publisher(desk, broker, batch_max=batch_max, attempts_max=2)
+    worker = publisher(outbox_db, broker, batch_max=batch_max, attempts_max=2)
     for _ in range(drains_max):
         worker.drain_sync()
     assert broker.payloads == [b"1"]
 
 
 @pytest.mark.parametrize("batch_max", [1, 100])
-def test_a_message_that_looks_like_an_outage_holds_up_no_other(desk: Desk, batch_max: int) -> None:
+def test_a_message_that_looks_like_an_outage_holds_up_no_other(
+    outbox_db: OutboxDatabase, batch_max: int
+) -> None:
     """Others of its topic, and even where it is the first to be found."""
-    put = [desk.put("orders", b"%d" % i) for i in range(5)]
+    put = [outbox_db.put("orders", b"%d" % i) for i in range(5)]
     first = min(put, key=lane)
     broker = Broker()
     broker.refuses = lambda message: ConnectionError("away")
-    worker = publisher(desk, broker, batch_max=batch_max)
+    worker = publisher(outbox_db, broker, batch_max=batch_max)
     worker.drain_sync()
     broker.refuses = lambda m: ConnectionError("reset") if m.id == first.id else None
     for _ in range(5):
@@ -194,63 +207,65 @@ def test_a_message_that_looks_like_an_outage_holds_up_no_other(desk: Desk, batch
     assert {message.id for message in broker.got} == {each.id for each in put if each != first}
 
 
-async def test_a_publication_that_cancels_itself_has_failed(desk: Desk) -> None:
-    desk.put("orders", b"1")
+async def test_a_publication_that_cancels_itself_has_failed(outbox_db: OutboxDatabase) -> None:
+    outbox_db.put("orders", b"1")
 
     async def publish(message: Message) -> None:
         raise asyncio.CancelledError("the client was closed")
 
-    done = await publisher(desk, publish, attempts_max=3).drain()
+    done = await publisher(outbox_db, publish, attempts_max=3).drain()
     assert (done.failed, done.parked) == (3, 1)
 
 
-async def test_a_worker_that_is_cancelled_ends(desk: Desk) -> None:
-    desk.put("orders", b"1")
+async def test_a_worker_that_is_cancelled_ends(outbox_db: OutboxDatabase) -> None:
+    outbox_db.put("orders", b"1")
     begun = asyncio.Event()
 
     async def publish(message: Message) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    worker = asyncio.create_task(publisher(desk, publish).run())
+    worker = asyncio.create_task(publisher(outbox_db, publish).run())
     await begun.wait()
     worker.cancel()
     with pytest.raises(asyncio.CancelledError):
         await worker
-    assert desk.waiting() == 1
+    assert outbox_db.count_waiting() == 1
 
 
 @pytest.mark.parametrize(("said", "kept"), [("a\x00b", r"a\x00b"), ("a\udc80b", r"a\udc80b")])
-def test_whatever_a_failure_says_can_be_kept(desk: Desk, said: str, kept: str) -> None:
-    desk.put("orders", b"1")
+def test_whatever_a_failure_says_can_be_kept(
+    outbox_db: OutboxDatabase, said: str, kept: str
+) -> None:
+    outbox_db.put("orders", b"1")
     broker = Broker()
     broker.refuses = lambda message: ValueError(said)
-    assert publisher(desk, broker, attempts_max=2).drain_sync().parked == 1
-    [parked] = desk.outbox.parked_sync()
+    assert publisher(outbox_db, broker, attempts_max=2).drain_sync().parked == 1
+    [parked] = outbox_db.outbox.parked_sync()
     assert parked.error == f"ValueError: {kept}"
 
 
 def test_p11_what_a_failure_says_is_bounded(
-    sqlite_desk: Desk, caplog: pytest.LogCaptureFixture
+    sqlite_outbox: OutboxDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sqlite_desk.put("orders\nERROR all is lost", b"1")
+    sqlite_outbox.put("orders\nERROR all is lost", b"1")
     broker = Broker()
     broker.refuses = lambda message: ValueError("x" * 100_000)
-    publisher(sqlite_desk, broker, attempts_max=2).drain_sync()
+    publisher(sqlite_outbox, broker, attempts_max=2).drain_sync()
     assert len(caplog.text) < 3_000
     assert len(caplog.text.splitlines()) == 2
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_p11_a_worker_whose_database_is_gone_says_so_once_and_asks_less_and_less_often(
-    sqlite_desk: Desk,
+    sqlite_outbox: OutboxDatabase,
     colour: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, pauses, broker = FakeClock(), list[float](), Broker()
-    worker = Publisher(sqlite_desk.outbox, broker, poll_s=1.0, clock=clock, chance=lambda: 1.0)
-    store, pause_s = sqlite_desk.outbox.store, worker._pause_s
+    worker = Publisher(sqlite_outbox.outbox, broker, poll_s=1.0, clock=clock, chance=lambda: 1.0)
+    store, pause_s = sqlite_outbox.outbox.store, worker._pause_s
 
     def refused() -> Any:
         raise StoreUnavailable(f"refused, for the {len(pauses)}th time", sent=False)
@@ -263,7 +278,7 @@ def test_p11_a_worker_whose_database_is_gone_says_so_once_and_asks_less_and_less
         pauses.append(pause_s())
         clock.advance(pauses[-1])
         if len(pauses) == 6:
-            sqlite_desk.put("orders", b"1")
+            sqlite_outbox.put("orders", b"1")
             broken.undo()
         if broker.payloads:
             worker.stop()
@@ -287,15 +302,15 @@ def test_p11_a_worker_whose_database_is_gone_says_so_once_and_asks_less_and_less
 
 
 def test_a_broker_that_is_back_is_told_once(
-    sqlite_desk: Desk, caplog: pytest.LogCaptureFixture
+    sqlite_outbox: OutboxDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = Broker()
-    worker = publisher(sqlite_desk, broker)
-    sqlite_desk.put("orders", b"1")
+    worker = publisher(sqlite_outbox, broker)
+    sqlite_outbox.put("orders", b"1")
     broker.refuses = lambda message: ConnectionError("nobody listens")
     for _ in range(3):
         worker.drain_sync()
-        sqlite_desk.elapse(60)
+        sqlite_outbox.elapse(60)
     broker.refuses = lambda message: None
     for _ in range(2):
         worker.drain_sync()
@@ -319,10 +334,10 @@ def test_a_broker_that_is_back_is_told_once(
     ],
 )
 def test_limits_that_cannot_hold_are_told(
-    sqlite_desk: Desk, given: dict[str, Any], says: str
+    sqlite_outbox: OutboxDatabase, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(Misuse, match=says):
-        Publisher(sqlite_desk.outbox, **{"publish": Broker(), **given})
+        Publisher(sqlite_outbox.outbox, **{"publish": Broker(), **given})
 
 
 def test_a_url_in_place_of_an_outbox_is_refused_without_its_password() -> None:
@@ -337,12 +352,12 @@ def test_nothing_is_put_off_for_longer_than_an_hour(name: str) -> None:
         Limits(**{name: 3601})
 
 
-async def test_a_publication_that_hangs_is_given_up(desk: Desk) -> None:
-    desk.put("orders", b"1")
+async def test_a_publication_that_hangs_is_given_up(outbox_db: OutboxDatabase) -> None:
+    outbox_db.put("orders", b"1")
 
     async def hangs(message: Message) -> None:
         await asyncio.Event().wait()
 
-    done = await Publisher(desk.outbox, hangs, publish_s_max=0.01).drain()
+    done = await Publisher(outbox_db.outbox, hangs, publish_s_max=0.01).drain()
     assert done.outage == "TimeoutError: "
-    assert desk.waiting() == 1
+    assert outbox_db.count_waiting() == 1

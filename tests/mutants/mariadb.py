@@ -7,7 +7,7 @@ from tests.mutants.table import Mutant
 ATOMIC = "stores/mysql/transactions.py"
 OUTBOX = "stores/mysql/outbox.py"
 FAULTS = "tests/atomic/test_faults.py"
-LEASED = "tests/atomic/test_leased.py"
+LEASED = "tests/atomic/test_beside_leases.py"
 JOINED_TESTS = "tests/messaging/test_inbox_joined.py"
 INBOX_MYSQL_TESTS = "tests/messaging/test_inbox_mysql.py"
 SHELF_TESTS = "tests/stores/test_outbox.py"

@@ -1,4 +1,4 @@
-"""Endpoints on real sockets that answer as a test says, and remember what they were sent."""
+"""Endpoints on real sockets that respond as a test says and record what they receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where webhooks may not be sent, however the address is dressed up."""
+"""Forbidden webhook addresses, however they are disguised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures, judged by the two libraries whose users must be able to verify them."""
+"""Signatures, verified by the two libraries that receivers use."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from oncekey.client import Retries
 from oncekey.client._classify import Final, Mismatched, RetryLater, WholeResponse, classify
 from oncekey.client.keys import uuid7
 from tests.client.browser.node import Node
-from tests.client.hostile import IN_FLIGHT, Fault
+from tests.client.hostile_server import IN_FLIGHT, Fault
 from tests.client.test_faults import READ_S, World, chances, retry_afters
 
 WALL = 1_700_000_000.0

@@ -119,7 +119,7 @@ def test_a_message_is_handled_within_the_callers_transaction(
 
 ATOMIC = (
     *("asyncpg", "psycopg in threads", "Session", "Django", "sqlite3", "Session on sqlite3"),
-    *atomic_shop.marked("asyncmy"),
+    *atomic_shop.kinds_as_params("asyncmy"),
 )
 COMMITTED: list[Callable[[atomic_shop.Shop], Any]] = [
     test_adapters.test_p3_rows_and_answer_are_there_together_and_replayed,
@@ -135,9 +135,9 @@ async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     place = sealed_place(request, tmp_path, atomic_shop.engine_of(request.param))
     atomic_shop.prepare(place)
     opening = atomic_shop.KINDS[request.param][1]
-    async with opening(place.url.partition("?")[0]) as opened:
+    async with opening(place.url.partition("?")[0]) as adapter:
         store: Any = place.open()
-        shop = atomic_shop.Shop(request.param, place, opened, store)
+        shop = atomic_shop.Shop(request.param, place, adapter, store)
         yield shop
         await shop.close()
 

@@ -1,4 +1,4 @@
-"""The four brokers under FastStream, each with a queue that keeps what is not acknowledged."""
+"""FastStream's four brokers, each with a queue that redelivers unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGAIN_S = 0.3
 
 
 @dataclass(frozen=True)
-class Line:
+class BrokerKind:
     """One kind of broker. A topic is a queue, a subject with its stream, a topic, or a stream."""
 
     name: str
@@ -69,13 +69,13 @@ def _redis(broker: Any, topic: str, ack_policy: Any) -> Sequence[Any]:
     return [broker.subscriber(stream=each, ack_policy=ack_policy) for each in (fresh, left)]
 
 
-LINES = {
+BROKERS = {
     line.name: line
     for line in (
-        Line("rabbitmq", RabbitBroker, _rabbit, lambda topic: {}),
-        Line("nats", NatsBroker, _nats, lambda topic: {"stream": topic}),
-        Line("kafka", _kafka_broker, _kafka, lambda topic: {"partition": 0}),
-        Line("redis", RedisBroker, _redis, lambda topic: {}),
+        BrokerKind("rabbitmq", RabbitBroker, _rabbit, lambda topic: {}),
+        BrokerKind("nats", NatsBroker, _nats, lambda topic: {"stream": topic}),
+        BrokerKind("kafka", _kafka_broker, _kafka, lambda topic: {"partition": 0}),
+        BrokerKind("redis", RedisBroker, _redis, lambda topic: {}),
     )
 }
 

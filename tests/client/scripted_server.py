@@ -1,4 +1,4 @@
-"""A real server on the loopback interface that does to each request what a script says."""
+"""A real server on the loopback interface that answers each request by a script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Seen:
         return self.headers.get("idempotency-key")
 
 
-class Scripted:
+class ScriptedServer:
     """Each answer is a status, or (status, headers), or (status, headers, body), or "drop" or
     "truncate", or a function that is given the handler. A header that is None is left out.
     """
@@ -32,13 +32,13 @@ class Scripted:
         self.script: list[Any] = []
         self.otherwise: Callable[[BaseHTTPRequestHandler], Any] = lambda handler: 201
         """What is answered when the script is over."""
-        scripted = self
+        scripted_server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def handle_one(self) -> None:
-                scripted.answer(self)
+                scripted_server.answer(self)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
 
@@ -91,8 +91,8 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
 
 
 @contextmanager
-def scripted() -> Iterator[Scripted]:
-    served = Scripted()
+def scripted_server() -> Iterator[ScriptedServer]:
+    served = ScriptedServer()
     thread = threading.Thread(target=served.server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""The databases that an outbox can be in, and ways to make time pass there."""
+"""The databases that support an outbox, and ways to make time pass in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers.mysql import wanted
 
 
 @dataclass(frozen=True)
-class Desk:
+class OutboxDatabase:
     """An empty outbox, with the means of somebody who shares its database."""
 
     name: str
@@ -33,7 +33,7 @@ class Desk:
         with self.connect() as connection:
             return self.outbox.put_sync(connection, topic, payload, **given)
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         with self.connect() as connection:
             cursor = connection.cursor()
             cursor.execute("SELECT count(*) FROM oncekey_outbox")
@@ -48,13 +48,13 @@ class Desk:
         *([pytest.param("mysql", marks=pytest.mark.slow)] if wanted() else ()),
     ]
 )
-def desk(request: pytest.FixtureRequest) -> Desk:
-    made: Desk = request.getfixturevalue(f"{request.param}_desk")
+def outbox_db(request: pytest.FixtureRequest) -> OutboxDatabase:
+    made: OutboxDatabase = request.getfixturevalue(f"{request.param}_outbox")
     return made
 
 
 @pytest.fixture
-def sqlite_desk(tmp_path: Path) -> Desk:
+def sqlite_outbox(tmp_path: Path) -> OutboxDatabase:
     file = tmp_path / "shop.db"
 
     @contextlib.contextmanager
@@ -69,11 +69,11 @@ def sqlite_desk(tmp_path: Path) -> Desk:
 
     outbox = Outbox(f"sqlite:///{file}")
     outbox.migrate_sync()
-    return Desk("sqlite", f"sqlite:///{file}", outbox, connect, elapse)
+    return OutboxDatabase("sqlite", f"sqlite:///{file}", outbox, connect, elapse)
 
 
 @pytest.fixture
-def postgres_desk(postgres_url: str) -> Desk:
+def postgres_outbox(postgres_url: str) -> OutboxDatabase:
     url = f"{postgres_url}?allow=unsafe-durability"
 
     @contextlib.contextmanager
@@ -90,20 +90,20 @@ def postgres_desk(postgres_url: str) -> Desk:
     outbox.migrate_sync()
     with connect() as connection:
         connection.execute("TRUNCATE oncekey_outbox")
-    return Desk("postgres", url, outbox, connect, elapse)
+    return OutboxDatabase("postgres", url, outbox, connect, elapse)
 
 
 @pytest.fixture
-def mariadb_desk(mariadb_url: str) -> Desk:
-    return _mysql_desk(mariadb_url)
+def mariadb_outbox(mariadb_url: str) -> OutboxDatabase:
+    return _mysql_outbox(mariadb_url)
 
 
 @pytest.fixture
-def mysql_desk(mysql_url: str) -> Desk:
-    return _mysql_desk(mysql_url)
+def mysql_outbox(mysql_url: str) -> OutboxDatabase:
+    return _mysql_outbox(mysql_url)
 
 
-def _mysql_desk(server: str) -> Desk:
+def _mysql_outbox(server: str) -> OutboxDatabase:
     url = f"{server}?allow=unsafe-durability"
 
     @contextlib.contextmanager
@@ -121,4 +121,4 @@ def _mysql_desk(server: str) -> Desk:
     outbox.migrate_sync()
     with connect() as connection:
         connection.cursor().execute("DELETE FROM oncekey_outbox")
-    return Desk("mariadb", url, outbox, connect, elapse)
+    return OutboxDatabase("mariadb", url, outbox, connect, elapse)

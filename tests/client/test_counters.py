@@ -1,4 +1,4 @@
-"""What a client does, as its server's metrics tell what that does: by the same hook."""
+"""The client's counters and log lines, and its server's metrics for the same requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey._system.clock import FakeClock
 from oncekey.client import Retries, RetryBudget, retrying
 from oncekey.errors import Mismatch
 from oncekey.metrics import PrometheusHook
-from tests.client.hostile import HOME, MISMATCH, Fault
+from tests.client.hostile_server import HOME, MISMATCH, Fault
 from tests.client.test_faults import World
 
 OPERATION = "POST api.test:443"

@@ -1,4 +1,4 @@
-"""An atomic operation whose handler leaves its transaction alone is told of, once."""
+"""An atomic handler that does not use its transaction is reported once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from oncekey import events
-from tests.atomic.shop import Opener, Shop, marked, new_key, opener
+from tests.atomic.shop import Opener, Shop, kinds_as_params, new_key, opener
 
 __all__ = ["opener"]
 
 pytestmark = pytest.mark.anyio
 
-FEW = marked("asyncpg", "AsyncSession on asyncpg", "Session", "Django", "sqlite3", "PyMySQL")
+FEW = kinds_as_params(
+    "asyncpg", "AsyncSession on asyncpg", "Session", "Django", "sqlite3", "PyMySQL"
+)
 
 
 def heard(shop: Shop) -> list[Any]:

@@ -1,6 +1,6 @@
 """The worker that the tests kill: its broker is a file to which every publication adds a line.
 
-python -m tests.messaging.drainer OUTBOX_URL BROKER_FILE LEASE_S POINT COUNT
+python -m tests.messaging.outbox_worker OUTBOX_URL BROKER_FILE LEASE_S POINT COUNT
 
 It dies when it passes POINT, a probe or `publishing`, for the COUNTth time.
 """

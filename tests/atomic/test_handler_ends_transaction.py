@@ -1,4 +1,4 @@
-"""Handlers that commit by themselves and then fail in a way that leaves nothing to ask."""
+"""Handlers that commit by themselves and then fail so that nothing can be queried."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import pymysql
 import pytest
 
 from oncekey.stores.mysql import transactions
-from tests.atomic.shop import KINDS, OF_MYSQL, POSTGRES, Opener, Shop, marked, new_key
+from tests.atomic.shop import KINDS, OF_MYSQL, POSTGRES, Opener, Shop, kinds_as_params, new_key
 from tests.atomic.test_faults import EXECUTE, Deadlock
 from tests.atomic.test_faults import opener as opener
 
 pytestmark = pytest.mark.anyio
 
-ON_SERVERS = marked(*(kind for kind in KINDS if "sqlite" not in kind and " of MySQL" not in kind))
+ON_SERVERS = kinds_as_params(
+    *(kind for kind in KINDS if "sqlite" not in kind and " of MySQL" not in kind)
+)
 LOST = {
     "postgres": "SELECT pg_terminate_backend(pg_backend_pid())",
     "mysql": "KILL CONNECTION_ID()",
@@ -125,7 +127,7 @@ async def test_p6_under_block_what_failed_before_a_commit_runs_again(
         assert ((await shop.order(key)).status, shop.orders()) == (201, 1)
 
 
-@pytest.mark.parametrize("kind", marked(*EXECUTE))
+@pytest.mark.parametrize("kind", kinds_as_params(*EXECUTE))
 async def test_p6_under_block_what_it_committed_is_not_run_again_after_a_deadlock(
     opener: Opener, kind: str
 ) -> None:

@@ -22,9 +22,9 @@ from tests.atomic.shop import (
     Opener,
     Shop,
     call,
+    claim_leased,
     finish,
-    leased,
-    marked,
+    kinds_as_params,
     new_key,
     opener,
     shop,
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_released_record_runs_again(shop: Shop) -> None:
     key = new_key()
-    async with leased(shop, key) as (runtime, attempt):
+    async with claim_leased(shop, key) as (runtime, attempt):
         await finish(runtime, attempt, End.FAILED)
     assert (await shop.order(key)).status == 201
     found = shop.look(key)
@@ -53,7 +53,7 @@ async def test_a_released_record_runs_again(shop: Shop) -> None:
 
 async def test_a_released_record_stays_as_it_was_if_the_handler_fails(shop: Shop) -> None:
     key = new_key()
-    async with leased(shop, key) as (runtime, attempt):
+    async with claim_leased(shop, key) as (runtime, attempt):
         await finish(runtime, attempt, End.FAILED)
     assert (await shop.order(key, status=500)).kind == "mismatch"
     with pytest.raises(RuntimeError):
@@ -74,7 +74,7 @@ async def fail(shop: Shop, key: str) -> None:
 
 async def test_p6_a_lapsed_lease_is_taken_over_within_the_transaction(shop: Shop) -> None:
     key = new_key()
-    async with leased(shop, key) as (runtime, attempt):
+    async with claim_leased(shop, key) as (runtime, attempt):
         assert (await shop.order(key)).kind == "in-flight"
         shop.place.elapse(LEASE_S)
         assert (await shop.order(key)).status == 201
@@ -88,26 +88,26 @@ async def test_p6_a_lapsed_lease_is_taken_over_within_the_transaction(shop: Shop
 
 async def test_a_lapsed_lease_of_a_blocked_operation_becomes_unknown(shop: Shop) -> None:
     key = new_key()
-    async with leased(shop, key, recovery="block"):
+    async with claim_leased(shop, key, recovery="block"):
         shop.place.elapse(LEASE_S)
         assert (await shop.order(key)).kind == "outcome-unknown"
         assert (await shop.order(key)).kind == "outcome-unknown"
     assert shop.runs == shop.orders() == 0
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "sqlite3", "psycopg"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "sqlite3", "psycopg"))
 async def test_what_is_found_not_to_be_done_runs_within_the_transaction(
     opener: Opener, kind: str
 ) -> None:
     key, asks = new_key(), {"recovery": "ask", "ask": lambda attempt: Learned.NOT_DONE}
-    async with opener(kind, **asks) as shop, leased(shop, key, **asks):
+    async with opener(kind, **asks) as shop, claim_leased(shop, key, **asks):
         shop.place.elapse(LEASE_S)
         assert (await shop.order(key)).status == 201
         assert (await shop.order(key)).replayed
         assert shop.runs == shop.orders() == 1
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "sqlite3", "psycopg"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "sqlite3", "psycopg"))
 async def test_what_a_handler_wrote_that_cannot_tell_is_rolled_back_and_asked_about(
     opener: Opener, kind: str
 ) -> None:
@@ -136,7 +136,7 @@ async def test_an_expired_answer_is_forgotten(shop: Shop) -> None:
     assert (found.attempt, found.lapses) == (1, 0)
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "sqlite3", "asyncmy"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "sqlite3", "asyncmy"))
 async def test_p3_what_is_committed_with_its_record_does_not_expire_before_its_time(
     opener: Opener, kind: str
 ) -> None:
@@ -152,7 +152,7 @@ async def test_p3_what_is_committed_with_its_record_does_not_expire_before_its_t
             assert found.expires_in_s >= retention_s + tombstone_s - passed_s - CLOCKS_S
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "asyncmy"))
 async def test_p2_a_leased_claim_of_the_same_key_is_not_blocked_and_wins(
     opener: Opener, kind: str
 ) -> None:
@@ -177,17 +177,17 @@ async def test_p2_a_leased_claim_of_the_same_key_is_not_blocked_and_wins(
         assert (await shop.order(key, stand=True)).body == b"leased"
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "asyncmy"))
 async def test_p2_a_take_over_meanwhile_wins(opener: Opener, kind: str) -> None:
     """Both found the lapsed record; the leased one took it first, the atomic one rolls back."""
     key = new_key()
-    async with opener(kind) as shop, leased(shop, key):
+    async with opener(kind) as shop, claim_leased(shop, key):
         shop.place.elapse(LEASE_S)
         write = shop.write
 
         async def write_and_be_overtaken(connection: Any) -> None:
             await write(connection)
-            async with leased(shop, key) as (runtime, attempt):
+            async with claim_leased(shop, key) as (runtime, attempt):
                 await finish(runtime, attempt, End.KEPT)
 
         shop.write = write_and_be_overtaken
@@ -196,7 +196,7 @@ async def test_p2_a_take_over_meanwhile_wins(opener: Opener, kind: str) -> None:
         assert shop.orders() == 0
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "asyncmy"))
 async def test_others_go_on_while_an_atomic_one_runs(opener: Opener, kind: str) -> None:
     key = new_key()
     async with opener(kind) as shop:
@@ -227,7 +227,7 @@ async def test_others_go_on_while_an_atomic_one_runs(opener: Opener, kind: str) 
         assert (await order).status == 201
 
 
-@pytest.mark.parametrize("kind", marked("asyncpg", "sqlite3", "asyncmy"))
+@pytest.mark.parametrize("kind", kinds_as_params("asyncpg", "sqlite3", "asyncmy"))
 async def test_whoever_waits_gets_the_answer(opener: Opener, kind: str) -> None:
     key = new_key()
     async with opener(kind, in_flight="wait", wait_s=20, atomic_s_max=9) as shop:

@@ -1,4 +1,4 @@
-"""Every kind of connection to a database that a caller may have, as transactions of its own."""
+"""Every kind of database connection that a caller may have, each opening transactions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _mysql(url: str) -> dict[str, Any]:
 
 def drivers_own(connect: Callable[[], Any]) -> Open:
     @contextmanager
-    def opened() -> Iterator[Any]:
+    def open_connection() -> Iterator[Any]:
         with closing(connect()) as connection:
             try:
                 yield connection
@@ -50,14 +50,14 @@ def drivers_own(connect: Callable[[], Any]) -> Open:
                 raise
             connection.commit()
 
-    return opened
+    return open_connection
 
 
 def _of_sqlalchemy(url: str, kind: str) -> Open:
     engine = create_engine(url)
 
     @contextmanager
-    def opened() -> Iterator[Any]:
+    def open_connection() -> Iterator[Any]:
         try:
             if kind == "connection":
                 with engine.begin() as connection:
@@ -73,12 +73,12 @@ def _of_sqlalchemy(url: str, kind: str) -> Open:
         finally:
             engine.dispose()
 
-    return opened
+    return open_connection
 
 
 def _of_django(name: str, database: dict[str, Any]) -> Open:
     @contextmanager
-    def opened() -> Iterator[Any]:
+    def open_connection() -> Iterator[Any]:
         connections.databases[name] = connections.configure_settings({"default": database})[
             "default"
         ]
@@ -88,7 +88,7 @@ def _of_django(name: str, database: dict[str, Any]) -> Open:
         finally:
             connections[name].close()
 
-    return opened
+    return open_connection
 
 
 def _postgres_of_django(url: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def way_of(way: str, request: pytest.FixtureRequest, path: Path) -> Open:
             return _of_sqlalchemy(parts.geturl(), kind)
 
 
-WAYS = (
+CONNECTIONS = (
     "sqlite sqlite3",
     "sqlite connection",
     "sqlite session",

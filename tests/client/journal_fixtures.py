@@ -1,4 +1,4 @@
-"""A journal whose clock is driven, and a server that answers as it is told."""
+"""A journal with a fake clock, and a server with scripted responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from oncekey._system import probes
 from oncekey._system.clock import FakeClock
 from oncekey.client import Journal, Retries
-from tests.client.wire import Scripted, scripted
+from tests.client.scripted_server import ScriptedServer, scripted_server
 
 QUICK = Retries(backoff_s=0.001, attempts_max=2)
 PAY = "order-42/pay"
@@ -35,8 +35,8 @@ def journal(path: Path, clock: FakeClock) -> Iterator[Journal]:
 
 
 @pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as served:
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as served:
         yield served
 
 

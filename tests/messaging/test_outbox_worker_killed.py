@@ -15,9 +15,16 @@ import pytest
 
 from oncekey._engine.runtime import Runtime
 from oncekey.messaging import Duplicate, Handled, Inbox
-from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
+from tests.messaging.outbox_databases import (
+    OutboxDatabase,
+    mariadb_outbox,
+    mysql_outbox,
+    outbox_db,
+    postgres_outbox,
+    sqlite_outbox,
+)
 
-__all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
+__all__ = ["mariadb_outbox", "mysql_outbox", "outbox_db", "postgres_outbox", "sqlite_outbox"]
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 3600.0
@@ -26,12 +33,13 @@ MESSAGES, KEYS = 27, 9
 POINTS = ("before_publish", "publishing", "after_publish", "after_removal")
 
 
-def work(desk: Desk, broker: Path, deaths: list[tuple[str, int]]) -> list[int]:
+def work(outbox_db: OutboxDatabase, broker: Path, deaths: list[tuple[str, int]]) -> list[int]:
     """Workers at once, each until its death or until nothing is left for it."""
-    given = (desk.url, str(broker), str(LEASE_S))
+    given = (outbox_db.url, str(broker), str(LEASE_S))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.messaging.drainer", *given, point, str(count)], cwd=ROOT
+            [sys.executable, "-m", "tests.messaging.outbox_worker", *given, point, str(count)],
+            cwd=ROOT,
         )
         for point, count in deaths
     ]
@@ -44,23 +52,27 @@ def lines(broker: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "desk", ["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.long)], indirect=True
+    "outbox_db",
+    ["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.long)],
+    indirect=True,
 )
-def test_nothing_is_lost_and_each_effect_happens_once(desk: Desk, tmp_path: Path) -> None:
+def test_nothing_is_lost_and_each_effect_happens_once(
+    outbox_db: OutboxDatabase, tmp_path: Path
+) -> None:
     broker, chance = tmp_path / "broker", random.Random(7)
-    with desk.connect() as connection:
+    with outbox_db.connect() as connection:
         put = {
-            desk.outbox.put_sync(connection, "orders", b"%d" % i, key=f"k{i % KEYS}").id
+            outbox_db.outbox.put_sync(connection, "orders", b"%d" % i, key=f"k{i % KEYS}").id
             for i in range(MESSAGES)
         }
     killed = 0
     for round in range(ROUNDS_MAX):
         deaths = [(POINTS[(round + i) % 4], chance.randint(1, 3)) for i in range(WORKERS)]
-        killed += work(desk, broker, deaths).count(-9)
-        if not desk.waiting():
+        killed += work(outbox_db, broker, deaths).count(-9)
+        if not outbox_db.count_waiting():
             break
-        desk.elapse(LEASE_S)  # only now may another take what the dead have left
-    assert desk.waiting() == 0
+        outbox_db.elapse(LEASE_S)  # only now may another take what the dead have left
+    assert outbox_db.count_waiting() == 0
     assert killed >= WORKERS
 
     published = lines(broker)
@@ -79,16 +91,16 @@ def test_nothing_is_lost_and_each_effect_happens_once(desk: Desk, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_killed_between_publishing_and_removing(desk: Desk, tmp_path: Path) -> None:
+def test_killed_between_publishing_and_removing(outbox_db: OutboxDatabase, tmp_path: Path) -> None:
     broker = tmp_path / "broker"
-    put = desk.put("orders", b"1")
-    assert work(desk, broker, [("after_publish", 1)]) == [-9]
-    assert work(desk, broker, [("after_publish", 2)]) == [0]
+    put = outbox_db.put("orders", b"1")
+    assert work(outbox_db, broker, [("after_publish", 1)]) == [-9]
+    assert work(outbox_db, broker, [("after_publish", 2)]) == [0]
     assert len(lines(broker)) == 1  # the lease of the dead worker still holds
-    desk.elapse(LEASE_S)
-    assert work(desk, broker, [("after_publish", 2)]) == [0]
+    outbox_db.elapse(LEASE_S)
+    assert work(outbox_db, broker, [("after_publish", 2)]) == [0]
     assert [line["id"] for line in lines(broker)] == [put.id, put.id]
-    assert desk.waiting() == 0
+    assert outbox_db.count_waiting() == 0
 
 
 @pytest.mark.slow
