@@ -323,7 +323,7 @@ def admin(safe_redis: Redis) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def configured(admin: Any, name: str, value: str) -> Iterator[None]:
+def set_config(admin: Any, name: str, value: str) -> Iterator[None]:
     before = admin.config_get(name)[name]
     admin.config_set(name, value)
     yield
@@ -341,12 +341,12 @@ def test_redis(doctor: Doctor, safe_redis: Redis) -> None:
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 def test_redis_that_evicts(doctor: Doctor, safe_redis: Redis, admin: Any, policy: str) -> None:
-    with configured(admin, "maxmemory-policy", policy):
+    with set_config(admin, "maxmemory-policy", policy):
         doctor.refuses(safe_redis.url, "eviction", f"maxmemory-policy {policy}", "eviction")
 
 
 def test_redis_that_keeps_no_file(doctor: Doctor, safe_redis: Redis, admin: Any) -> None:
-    with configured(admin, "appendonly", "no"):
+    with set_config(admin, "appendonly", "no"):
         doctor.refuses(safe_redis.url, "durability", "appendonly no", "unsafe-durability")
 
 
@@ -361,7 +361,7 @@ def test_redis_that_keeps_no_file(doctor: Doctor, safe_redis: Redis, admin: Any)
 def test_redis_that_could_be_safer(
     doctor: Doctor, safe_redis: Redis, admin: Any, setting: str, value: str, what: str, seen: str
 ) -> None:
-    with configured(admin, setting, value):
+    with set_config(admin, setting, value):
         doctor.advises(safe_redis.url, what, seen)
 
 

@@ -229,7 +229,7 @@ def test_a_journal_in_a_database_of_the_application_s(
 ) -> None:
     where = path if database == "sqlite" else request.getfixturevalue(f"{database}_url")
     name = f"{database}-{short_hash(path)}/pay"
-    with closing(_connected(database, where)) as within:
+    with closing(_connect(database, where)) as within:
         SqlJournal().create(within=within)
         SqlJournal().key(name, within=within, note="resend")
         within.commit()
@@ -240,7 +240,7 @@ def test_a_journal_in_a_database_of_the_application_s(
         assert name not in {each.name for each in SqlJournal().unsettled(within=within)}
 
 
-def _connected(database: str, where: str) -> Any:
+def _connect(database: str, where: str) -> Any:
     if database == "sqlite":
         return sqlite3.connect(where)
     if database == "postgres":

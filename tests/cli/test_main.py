@@ -208,7 +208,7 @@ def test_a_terminal_without_unicode(url: str, seed: Seed) -> None:
     assert rb"K\xe4se-\u2603" in done.stdout
 
 
-def watching() -> "subprocess.Popen[bytes]":
+def sweep_process() -> "subprocess.Popen[bytes]":
     words = [sys.executable, "-m", "oncekey", "sweep", "--watch", "--every-s", "0.01", "--json"]
     return subprocess.Popen(
         words,
@@ -222,7 +222,7 @@ def watching() -> "subprocess.Popen[bytes]":
 def test_watch_sweeps_until_interrupted(url: str, hour_ago: Seed) -> None:
     hour_ago.completed("old", retention_s=60.0)
 
-    with watching() as process:
+    with sweep_process() as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGINT)
@@ -239,7 +239,7 @@ def test_watch_goes_on_once_its_store_is_back_and_fit(url: str, hour_ago: Seed) 
     path = Path(url.removeprefix("sqlite:///"))
     away = path.with_name("away")
 
-    with watching() as process:
+    with sweep_process() as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()

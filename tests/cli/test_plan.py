@@ -15,7 +15,7 @@ DAY_S = 86_400.0
 BIG = Load(10_000, DAY_S, 800)
 
 
-def measured(name: str, *, units: float | None = None) -> EngineCosts:
+def engine_costs(name: str, *, units: float | None = None) -> EngineCosts:
     """Costs that can be reckoned in one's head."""
     short = Cost(400.0, 100.0, 1_000.0, 40.0, 50.0, units)
     long = Cost(2_400.0, 100.0, 3_000.0, 80.0, 90.0, units)
@@ -32,7 +32,7 @@ def measured(name: str, *, units: float | None = None) -> EngineCosts:
 def test_what_was_not_measured_lies_on_the_line(
     answer_bytes: int, stored: float, cpu: float
 ) -> None:
-    cost = measured("postgres").cost(answer_bytes)
+    cost = engine_costs("postgres").cost(answer_bytes)
     assert (cost.stored_bytes, cost.server_cpu_us) == (stored, cpu)
     assert cost.write_units is None
 
@@ -67,7 +67,7 @@ def test_the_costs_are_data_and_hold_no_place_of_a_machine() -> None:
 
 
 def test_records_bytes_and_rates() -> None:
-    made = plan_for(BIG, measured("postgres"))
+    made = plan_for(BIG, engine_costs("postgres"))
     assert BIG.records == 864_000_000
     assert made.bytes_per_record == 1_200
     assert made.stored_bytes == 864_000_000 * 1_200
@@ -82,14 +82,14 @@ def test_records_bytes_and_rates() -> None:
     ("retention_s", "parts"), [(3_600.0, 4), (DAY_S, 4), (DAY_S + 1, 5), (30 * DAY_S, 33)]
 )
 def test_answers_in_postgres_have_a_part_for_each_day(retention_s: float, parts: int) -> None:
-    assert plan_for(Load(10, retention_s, 800), measured("postgres")).parts == parts
+    assert plan_for(Load(10, retention_s, 800), engine_costs("postgres")).parts == parts
 
 
 def test_answers_that_are_kept_for_longer_than_postgres_makes_parts_have_none(
     oncekey: Oncekey,
 ) -> None:
-    assert plan_for(Load(10, 97 * DAY_S, 800), measured("postgres")).parts == 100
-    assert plan_for(Load(10, 97 * DAY_S + 1, 800), measured("postgres")).parts is None
+    assert plan_for(Load(10, 97 * DAY_S, 800), engine_costs("postgres")).parts == 100
+    assert plan_for(Load(10, 97 * DAY_S + 1, 800), engine_costs("postgres")).parts is None
     said = oncekey("plan", "--rps", "10", "--retention", "365d", "--engine", "postgres").out
     assert "stay with the layout inline" in said
     assert "--layout partitioned" not in said
@@ -112,31 +112,31 @@ def test_what_cannot_be_planned_is_refused_with_what_can(
 
 
 def test_redis_is_split_by_memory_or_by_its_one_thread() -> None:
-    assert plan_for(BIG, measured("redis")).parts == 47  # 1,037 GB in 32 GB each, 70 % of it
-    assert plan_for(Load(10_000, DAY_S, 800, node_gb=64), measured("redis")).parts == 24
+    assert plan_for(BIG, engine_costs("redis")).parts == 47  # 1,037 GB in 32 GB each, 70 % of it
+    assert plan_for(Load(10_000, DAY_S, 800, node_gb=64), engine_costs("redis")).parts == 24
     busy = Load(100_000, 60.0, 800)
-    assert plan_for(busy, measured("redis")).parts == 8  # 5.6 CPUs, 70 % of each
-    assert plan_for(Load(1, 60.0, 800), measured("redis")).parts == 1
+    assert plan_for(busy, engine_costs("redis")).parts == 8  # 5.6 CPUs, 70 % of each
+    assert plan_for(Load(1, 60.0, 800), engine_costs("redis")).parts == 1
 
 
 def test_dynamodb_is_split_by_size_or_by_writes() -> None:
-    made = plan_for(BIG, measured("dynamodb", units=4.0))
+    made = plan_for(BIG, engine_costs("dynamodb", units=4.0))
     assert made.write_units_per_s == 40_000
     assert made.parts == 104  # 1,037 GB in parts of 10 GB
-    assert plan_for(Load(10_000, 60.0, 800), measured("dynamodb", units=4.0)).parts == 40
+    assert plan_for(Load(10_000, 60.0, 800), engine_costs("dynamodb", units=4.0)).parts == 40
 
 
 def test_what_one_writer_cannot_do_does_not_fit() -> None:
-    fits = plan_for(Load(400, DAY_S, 800), measured("sqlite"))
-    unknown = plan_for(Load(1_000, DAY_S, 800), measured("sqlite"))
-    does_not = plan_for(Load(20_000, DAY_S, 800), measured("sqlite"))
+    fits = plan_for(Load(400, DAY_S, 800), engine_costs("sqlite"))
+    unknown = plan_for(Load(1_000, DAY_S, 800), engine_costs("sqlite"))
+    does_not = plan_for(Load(20_000, DAY_S, 800), engine_costs("sqlite"))
     assert fits.notes == ["one machine, with all processes on it"]
     assert unknown.notes[0].startswith("not known to fit: 2 processes take turns")
     assert does_not.notes[0].startswith("does not fit: one writer at a time")
 
 
 def test_longer_answers_than_were_measured_are_named() -> None:
-    made = plan_for(Load(10, DAY_S, 9_000), measured("redis"))
+    made = plan_for(Load(10, DAY_S, 9_000), engine_costs("redis"))
     assert made.notes[0] == "answers were measured up to 2,000 bytes: extrapolated"
 
 

@@ -30,7 +30,7 @@ from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
 from tests.web.client import ask_wsgi
 
 
-def found(tmp_path: Path, record: bytes) -> Any:
+def stored_record(tmp_path: Path, record: bytes) -> Any:
     line = StoreConnection(SqliteStore(tmp_path / "keys.db"))
     [record_found] = line.perform([Find(record)])
     line.close()
@@ -61,7 +61,7 @@ def test_the_store_may_be_named_before_among_or_behind_the_options(
     words.insert(place, url)
 
     assert oncekey(*words).code == 0
-    assert found(tmp_path, record).state is State.RELEASED
+    assert stored_record(tmp_path, record).state is State.RELEASED
 
 
 def test_more_than_the_store_is_not_taken_for_it(
@@ -73,7 +73,7 @@ def test_more_than_the_store_is_not_taken_for_it(
 
     assert ran.code == 2
     assert "unrecognized arguments" in ran.err
-    assert found(tmp_path, record).state is State.UNKNOWN
+    assert stored_record(tmp_path, record).state is State.UNKNOWN
 
 
 def test_as_completed_retries_get_the_answer(oncekey: Oncekey, seed: Seed, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_p9_the_store_is_asked_again_if_it_does_not_answer(
         other.close()
 
     assert ran.code == 0
-    assert found(tmp_path, record).state is State.RELEASED
+    assert stored_record(tmp_path, record).state is State.RELEASED
 
 
 def test_it_is_told_to_the_log_as_an_event(
@@ -176,14 +176,14 @@ def test_what_is_not_unknown_is_not_touched(
     oncekey: Oncekey, seed: Seed, tmp_path: Path, make: Any, says: str
 ) -> None:
     record = make(seed)
-    before = found(tmp_path, record)
+    before = stored_record(tmp_path, record)
 
     ran = oncekey("resolve", record.hex(), "--as", "released", "--reason", "r", "--yes")
 
     assert ran.code == 2
     assert says in ran.err
     assert ran.out == ""
-    after = found(tmp_path, record)
+    after = stored_record(tmp_path, record)
     assert (after.state, after.fence, after.token) == (before.state, before.fence, before.token)
 
 
@@ -268,7 +268,7 @@ def test_p12_an_operator_keeps_no_secrets_either(
 
     assert ran.code == 2
     assert "never stored" in ran.err
-    assert found(tmp_path, record).state is State.UNKNOWN
+    assert stored_record(tmp_path, record).state is State.UNKNOWN
 
 
 def test_no_such_record(oncekey: Oncekey, seed: Seed) -> None:
@@ -301,7 +301,7 @@ def test_on_a_terminal_it_asks(
 
     assert "Resolve it as released: the next retry runs it? [y/N]" in ran.err
     assert ran.code == (0 if state is State.RELEASED else 2)
-    assert found(tmp_path, record).state is state
+    assert stored_record(tmp_path, record).state is state
 
 
 def test_a_user_who_has_no_name_says_who_decides(
@@ -320,7 +320,7 @@ def test_a_user_who_has_no_name_says_who_decides(
         2,
         "oncekey: this user has no name here: say who decided, with --by WHO\n",
     )
-    assert found(tmp_path, record).state is State.UNKNOWN
+    assert stored_record(tmp_path, record).state is State.UNKNOWN
     assert oncekey(*words, "--by", "alice").code == 0
 
 
@@ -334,7 +334,7 @@ def test_a_body_that_is_no_text_is_kept_as_it_was_typed(
         "resolve", record.hex(), "--as", "completed", "--status", "200", "--body", body, "--yes"
     )
 
-    answer = found(tmp_path, record).answer
+    answer = stored_record(tmp_path, record).answer
     assert answer is not None
     assert answer.body == b"caf\xe9"
 
@@ -349,7 +349,7 @@ def test_without_a_terminal_it_does_nothing_unasked(
 
     assert ran.code == 2
     assert "--yes" in ran.err
-    assert found(tmp_path, record).state is State.UNKNOWN
+    assert stored_record(tmp_path, record).state is State.UNKNOWN
 
 
 def test_the_list_of_what_is_unknown(oncekey: Oncekey, seed: Seed) -> None:

@@ -37,7 +37,7 @@ def canonical(text: str) -> bytes:
     return outcome
 
 
-def refused(body: bytes) -> str:
+def refusal(body: bytes) -> str:
     """Why this JSON body is refused, in whatever way it is read."""
     outcomes = [
         canonical_json(body),
@@ -154,17 +154,17 @@ VALUES = st.recursive(
 )
 
 
-def spelled(value: Any, chance: random.Random) -> str:
+def spell(value: Any, chance: random.Random) -> str:
     """Some JSON text of this value."""
     blank = chance.choice(["", "", " ", "\n\t"])
     match value:
         case dict():
             names = list(value)
             chance.shuffle(names)
-            members = (f"{spelled(name, chance)}:{spelled(value[name], chance)}" for name in names)
+            members = (f"{spell(name, chance)}:{spell(value[name], chance)}" for name in names)
             return f"{blank}{{{','.join(members)}{blank}}}"
         case list():
-            return f"{blank}[{blank}{','.join(spelled(item, chance) for item in value)}]"
+            return f"{blank}[{blank}{','.join(spell(item, chance) for item in value)}]"
         case str():
             return blank + spelled_string(value, chance) + blank
         case float():
@@ -188,24 +188,24 @@ def spelled_string(text: str, chance: random.Random) -> str:
 def exactly(text: str) -> Any:
     """An independent reading: numbers exact, and booleans that are no numbers."""
 
-    def tagged(value: Any) -> Any:
+    def tag_types(value: Any) -> Any:
         match value:
             case dict():
-                return {name: tagged(member) for name, member in value.items()}
+                return {name: tag_types(member) for name, member in value.items()}
             case list():
-                return [tagged(item) for item in value]
+                return [tag_types(item) for item in value]
             case Decimal():
                 return ("number", value)
         return value if isinstance(value, str) else ("constant", repr(value))
 
-    return tagged(json.loads(text, parse_float=Decimal, parse_int=Decimal))
+    return tag_types(json.loads(text, parse_float=Decimal, parse_int=Decimal))
 
 
 @given(VALUES, st.randoms(use_true_random=False))
 def test_e20_order_spacing_escapes_and_number_spelling_never_matter(
     value: Any, chance: random.Random
 ) -> None:
-    one, other = spelled(value, chance), spelled(value, chance)
+    one, other = spell(value, chance), spell(value, chance)
     assert exactly(one) == exactly(other)
     assert canonical(one) == canonical(other)
 
@@ -214,7 +214,7 @@ def test_e20_order_spacing_escapes_and_number_spelling_never_matter(
 @example(1, True, random.Random(0))
 @example([0.5], ["0.5"], random.Random(0))
 def test_p5_e20_what_differs_by_value_differs(one: Any, other: Any, chance: random.Random) -> None:
-    texts = spelled(one, chance), spelled(other, chance)
+    texts = spell(one, chance), spell(other, chance)
     same = exactly(texts[0]) == exactly(texts[1])
     assert (canonical(texts[0]) == canonical(texts[1])) == same
 
@@ -232,7 +232,7 @@ def test_p5_e20_numbers_that_differ_never_look_alike(one: str, other: str) -> No
 
 @given(VALUES, st.randoms(use_true_random=False))
 def test_e20_a_canonical_form_is_its_own_canonical_form(value: Any, chance: random.Random) -> None:
-    once = canonical(spelled(value, chance))
+    once = canonical(spell(value, chance))
     if b"NaN" not in once:  # as the long numbers stand, which are no JSON
         assert canonical(once.decode()) == once
 
@@ -257,14 +257,14 @@ def test_e20_a_canonical_form_is_its_own_canonical_form(value: Any, chance: rand
     ],
 )
 def test_e20_a_name_given_twice_is_refused_and_named(text: str) -> None:
-    reason = refused(text.encode())
+    reason = refusal(text.encode())
     assert '"amount" twice' in reason
 
 
 def test_a_name_given_twice_is_shown_escaped_and_short() -> None:
-    assert r'"\u0000\u001b' in refused(rb'{"\u0000\u001b":1,"\u0000\u001b":2}')
+    assert r'"\u0000\u001b' in refusal(rb'{"\u0000\u001b":1,"\u0000\u001b":2}')
     long = b'"%b"' % (b"x" * 5000)
-    assert len(refused(b"{%b:1,%b:2}" % (long, long))) < 300
+    assert len(refusal(b"{%b:1,%b:2}" % (long, long))) < 300
 
 
 def pairs_twice(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -292,14 +292,14 @@ def test_e20_names_given_twice_are_found_at_any_depth_and_only_those(text: str) 
     try:
         json.loads(text, object_pairs_hook=pairs_twice)
     except KeyError:
-        assert "twice" in refused(text.encode())
+        assert "twice" in refusal(text.encode())
     else:
         assert canonical(text)
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "[NaN]", '{"a":NaN}', "[NaN,49]"])
 def test_e20_what_is_not_a_number_is_refused(text: str) -> None:
-    assert "is not JSON" in refused(text.encode())
+    assert "is not JSON" in refusal(text.encode())
 
 
 @pytest.mark.parametrize(
@@ -307,23 +307,23 @@ def test_e20_what_is_not_a_number_is_refused(text: str) -> None:
     [b"{", b"[1,]", b"{'a':1}", b"01", b"1 2", b'"\t"', b"tru", b".5", b"\xef\xbb\xbf"],
 )
 def test_malformed_json_is_refused_with_its_place(body: bytes) -> None:
-    assert "not valid JSON (line 1, column" in refused(body)
+    assert "not valid JSON (line 1, column" in refusal(body)
 
 
 @pytest.mark.parametrize("body", [b'"\xe9"', b'"\xed\xa0\x80"', '{"a":1}'.encode("utf-16")])
 def test_json_that_is_not_utf_8_is_refused(body: bytes) -> None:
-    assert "UTF-8" in refused(body)
+    assert "UTF-8" in refusal(body)
 
 
 @pytest.mark.parametrize("pair", [b"[]", b'{"a":}'])
 def test_p11_json_nested_too_deeply_is_refused(pair: bytes) -> None:
     opening, closing = pair[:-1], pair[-1:]
-    assert "nested too deeply" in refused(opening * 100_000 + b"1" + closing * 100_000)
+    assert "nested too deeply" in refusal(opening * 100_000 + b"1" + closing * 100_000)
     assert isinstance(canonical_json(opening * 100 + b"1" + closing * 100), bytes)
 
 
 def test_p11_numbers_of_too_many_digits_are_refused() -> None:
-    assert "too many digits" in refused(b"9" * 5000)
+    assert "too many digits" in refusal(b"9" * 5000)
     assert canonical("9" * 40) == b"9" * 40
     assert canonical("-" + "9" * 4300) != canonical("9" * 4300)
     assert canonical("9" * 4000) == canonical("9" * 4000 + " ") != canonical("9" * 3999 + "8")
@@ -331,7 +331,7 @@ def test_p11_numbers_of_too_many_digits_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["9" * 65_536 + ".5", "1." + "0" * 65_536, "1e" + "9" * 65_536])
 def test_p11_a_number_that_stops_all_threads_while_it_is_read_is_refused(text: str) -> None:
-    assert "too many digits" in refused(text.encode())
+    assert "too many digits" in refusal(text.encode())
     assert isinstance(canonical_json(text.encode(), version=1), BadBody)
 
 

@@ -36,13 +36,13 @@ def test_a_refusal_names_a_page_only_where_one_was_given(name: str) -> None:
 def test_the_page_that_was_given_is_named_as_each_shape_does() -> None:
     url = "https://api.example/errors"
 
-    def said(name: str) -> dict[str, Any]:
+    def body_of(name: str) -> dict[str, Any]:
         found: dict[str, Any] = body(render(Problem(Kind.MISMATCH, "Details."), profile(name, url)))
         return found
 
-    assert said("oncekey")["docs"] == f"{url}#mismatch"
-    assert said("stripe")["error"]["doc_url"] == f"{url}#mismatch"
-    assert said("paypal")["links"][0]["href"] == f"{url}#mismatch"
+    assert body_of("oncekey")["docs"] == f"{url}#mismatch"
+    assert body_of("stripe")["error"]["doc_url"] == f"{url}#mismatch"
+    assert body_of("paypal")["links"][0]["href"] == f"{url}#mismatch"
     answer = render(Problem(Kind.MISMATCH, "Details."), profile("ietf", url))
     assert header(answer, b"link") == f'<{url}#mismatch>; rel="describedby"'.encode()
 

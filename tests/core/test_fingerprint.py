@@ -114,14 +114,14 @@ def test_p5_e21_json_that_is_called_a_form_counts_as_it_was_sent(body: bytes, ot
 
 
 def test_e22_multipart_forms_are_compared_by_part() -> None:
-    def sent(boundary: str, content: str) -> Fingerprint:
+    def fingerprint_with(boundary: str, content: str) -> Fingerprint:
         head = 'Content-Disposition: form-data; name="a"'
         body = f"--{boundary}\r\n{head}\r\n\r\n{content}\r\n--{boundary}--\r\n"
         content_type = f"multipart/form-data; boundary={boundary}"
         return of(content_type=content_type, body=body.encode())
 
-    assert sent("x1", "hello") == sent("y2", "hello")
-    assert sent("x1", "hello") != sent("x1", "hellO")
+    assert fingerprint_with("x1", "hello") == fingerprint_with("y2", "hello")
+    assert fingerprint_with("x1", "hello") != fingerprint_with("x1", "hellO")
 
 
 def test_other_bodies_are_compared_by_their_bytes() -> None:
@@ -255,16 +255,16 @@ def test_paths_of_any_characters_have_fingerprints() -> None:
 def test_e27_version_1_stays_what_it_is() -> None:
     """Stored records are compared with these: what changes one needs a new version."""
 
-    def spelled(parts: bytes) -> bytes:
+    def digest_of(parts: bytes) -> bytes:
         return hashlib.sha256(parts).digest()
 
     head = b"21:oncekey/fingerprint/14:POST8:/charges"
-    assert FIRST.digest == spelled(head + b'0:16:application/json{"amount":100,"currency":"eur"}')
-    assert of(query=b"b=2&a=1", body=b"").digest == spelled(head + b"12:1:a1:11:b1:20:")
-    assert of(content_type=FORM, body=b"b=2&a=1", version=1).digest == spelled(
+    assert FIRST.digest == digest_of(head + b'0:16:application/json{"amount":100,"currency":"eur"}')
+    assert of(query=b"b=2&a=1", body=b"").digest == digest_of(head + b"12:1:a1:11:b1:20:")
+    assert of(content_type=FORM, body=b"b=2&a=1", version=1).digest == digest_of(
         head + b"0:33:application/x-www-form-urlencoded1:a1:11:b1:2"
     )
-    assert of(content_type="text/x", body=b"raw").digest == spelled(head + b"0:6:text/xraw")
+    assert of(content_type="text/x", body=b"raw").digest == digest_of(head + b"0:6:text/xraw")
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ KEYS = st.text(VISIBLE, min_size=1, max_size=CHARS_MAX).filter(
 )
 
 
-def quoted(key: str) -> bytes:
+def quote(key: str) -> bytes:
     return b'"' + key.replace("\\", "\\\\").replace('"', '\\"').encode() + b'"'
 
 
-def refused(value: bytes) -> str:
+def refusal(value: bytes) -> str:
     """The reason why this header value is refused."""
     outcome = parse([value])
     assert isinstance(outcome, BadKey), f"{value!r} was accepted"
@@ -58,7 +58,7 @@ def test_what_clients_send_is_taken_as_it_is(key: str) -> None:
 
 
 @pytest.mark.parametrize("blanks", [b" ", b"\t", b" \t  "])
-@pytest.mark.parametrize("value", [UUID.encode(), quoted(UUID)])
+@pytest.mark.parametrize("value", [UUID.encode(), quote(UUID)])
 def test_e1_blanks_around_a_key_are_not_part_of_it(value: bytes, blanks: bytes) -> None:
     assert parse([blanks + value]) == parse([value + blanks]) == parse([value]) == UUID
 
@@ -72,7 +72,7 @@ def test_e2_only_one_header_line_is_taken_even_if_they_agree(lines: list[bytes])
 
 @pytest.mark.parametrize("value", [b"a,b", b"a, b", b"a,a", b",", b"a,", b'"a","b"', b'"a", "a"'])
 def test_e2_lines_that_a_server_joined_are_refused(value: bytes) -> None:
-    assert "exactly one key" in refused(value)
+    assert "exactly one key" in refusal(value)
 
 
 def test_e2_a_comma_within_quotes_belongs_to_the_key() -> None:
@@ -81,63 +81,63 @@ def test_e2_a_comma_within_quotes_belongs_to_the_key() -> None:
 
 @pytest.mark.parametrize("value", [b"", b" ", b"\t", b'""', b' "" '])
 def test_e3_an_empty_key_is_refused(value: bytes) -> None:
-    assert "empty" in refused(value)
+    assert "empty" in refusal(value)
 
 
 @given(KEYS)
 def test_e4_quoted_and_bare_are_the_same_key(key: str) -> None:
-    assert parse([quoted(key)]) == key
+    assert parse([quote(key)]) == key
     if not set(key) & set('",'):
         assert parse([key.encode()]) == key
 
 
 @pytest.mark.parametrize("value", [b'"a";p=1', b'"a" ;p', b'"a";', b'"a\\"b";p="c"'])
 def test_e4_parameters_are_refused(value: bytes) -> None:
-    assert "parameters" in refused(value)
+    assert "parameters" in refusal(value)
 
 
 @pytest.mark.parametrize(
     "value", [b'"', b'"a', b'a"', b'"a"b', b'a"b"', b'"a\\"', b'"a\\b"', b'"a"b"', b'"a" b']
 )
 def test_e4_quotes_that_do_not_match_are_refused(value: bytes) -> None:
-    assert "not quoted correctly" in refused(value)
+    assert "not quoted correctly" in refusal(value)
 
 
 @pytest.mark.parametrize("value", ["é".encode(), b"\xe9", "ключ".encode(), b'"\xe9"', b"a\xa0"])
 def test_e5_only_ascii_is_taken(value: bytes) -> None:
-    assert "not ASCII" in refused(value)
+    assert "not ASCII" in refusal(value)
 
 
 @pytest.mark.parametrize("value", [b"a b", b'"a b"', b'" a"', b'"a "'])
 def test_e5_a_space_is_not_part_of_a_key(value: bytes) -> None:
-    assert "space" in refused(value)
+    assert "space" in refusal(value)
 
 
 @pytest.mark.parametrize("code", [*range(0x20), 0x7F])
 @pytest.mark.parametrize("form", [b"a%bb", b'"a%bb"', b'"%b"'])
 def test_e6_control_characters_are_refused_and_not_repeated(form: bytes, code: int) -> None:
-    reason = refused(form % bytes([code]))
+    reason = refusal(form % bytes([code]))
     assert "control characters" in reason
     assert reason.isprintable()
 
 
 @pytest.mark.parametrize("value", [b"a\r\n b", b"a\r\n\tb", b"a\n b", b"a\r b"])
 def test_e7_folded_lines_are_refused(value: bytes) -> None:
-    assert "control characters" in refused(value)
+    assert "control characters" in refusal(value)
 
 
-@pytest.mark.parametrize("make", [str.encode, quoted])
+@pytest.mark.parametrize("make", [str.encode, quote])
 def test_e8_keys_have_at_most_255_characters_and_are_never_cut(
     make: Callable[[str], bytes],
 ) -> None:
     assert parse([make("x" * 255)]) == "x" * 255
-    assert "longer than 255" in refused(make("x" * 256))
-    assert "longer than 255" in refused(make("x" * 65_536))
+    assert "longer than 255" in refusal(make("x" * 256))
+    assert "longer than 255" in refusal(make("x" * 65_536))
 
 
 def test_e8_the_limit_counts_the_key_without_quotes_and_escapes() -> None:
-    assert parse([quoted('"' * 255)]) == '"' * 255
-    assert "longer than 255" in refused(quoted('"' * 256))
+    assert parse([quote('"' * 255)]) == '"' * 255
+    assert "longer than 255" in refusal(quote('"' * 256))
 
 
 def test_e9_keys_are_case_sensitive() -> None:
@@ -148,7 +148,7 @@ def test_e9_keys_are_case_sensitive() -> None:
 def test_e10_short_keys_are_taken_unless_a_minimum_is_set() -> None:
     assert parse([b"7"]) == "7"
     assert parse([b"x" * 20], chars_min=20) == "x" * 20
-    for value in (b"x" * 19, quoted("x" * 19), b"{" + b"x" * 18):
+    for value in (b"x" * 19, quote("x" * 19), b"{" + b"x" * 18):
         outcome = parse([value], chars_min=20)
         assert isinstance(outcome, BadKey)
         assert "shorter than 20" in outcome.reason
@@ -190,8 +190,8 @@ def test_e10_short_keys_are_taken_unless_a_minimum_is_set() -> None:
     ],
 )
 def test_placeholders_are_refused_with_the_likely_mistake(value: str, mistake: str) -> None:
-    assert mistake in refused(value.encode())
-    assert mistake in refused(quoted(value))
+    assert mistake in refusal(value.encode())
+    assert mistake in refusal(quote(value))
     outcome = check(value)
     assert isinstance(outcome, BadKey)
     assert mistake in outcome.reason
@@ -209,7 +209,7 @@ def test_whatever_is_sent_gives_a_key_or_a_printable_reason(value: bytes) -> Non
         assert outcome.reason.endswith(".")
     else:
         assert re.fullmatch(r"[!-~]{1,255}", outcome)
-        assert parse([quoted(outcome)]) == outcome
+        assert parse([quote(outcome)]) == outcome
 
 
 def structured_string(value: bytes) -> str | None:

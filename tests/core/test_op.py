@@ -84,12 +84,12 @@ def test_what_the_operation_does_not_judge_reaches_the_caller(drive: Drive) -> N
 
 
 def test_what_the_operation_raises_itself_reaches_the_caller(drive: Drive) -> None:
-    def broken() -> Op[None]:
+    def fail() -> Op[None]:
         yield "question"
         raise ArithmeticError("its own")
 
     with pytest.raises(ArithmeticError, match="its own"):
-        drive(broken(), lambda question: None)
+        drive(fail(), lambda question: None)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
@@ -141,12 +141,12 @@ def test_a_cancelled_operation_is_closed() -> None:
 def test_a_question_that_ends_an_iterator_does_not_end_the_operation(drive: Drive) -> None:
     """A StopIteration that leaks from an `ask` must not look like a return."""
 
-    def asking() -> Op[str]:
+    def ask_once() -> Op[str]:
         yield "question"
         return "not reached"
 
     with pytest.raises(RuntimeError):
-        drive(asking(), lambda question: next(iter(())))
+        drive(ask_once(), lambda question: next(iter(())))
 
 
 def test_a_relayed_operation_asks_otherwise_and_ends_the_same(drive: Drive) -> None:

@@ -103,7 +103,7 @@ TIMES = [name for name in (*POSITIVE, *NOT_NEGATIVE) if name.endswith(("_s", "_s
 COUNTS = [name for name in (*POSITIVE, *NOT_NEGATIVE) if name not in TIMES]
 
 
-def refused(**setting: Any) -> str:
+def refusal(**setting: Any) -> str:
     with pytest.raises(Misuse) as caught:
         Policy(**setting).settled()
     return str(caught.value)
@@ -111,7 +111,7 @@ def refused(**setting: Any) -> str:
 
 @pytest.mark.parametrize("name", POSITIVE)
 def test_zero_is_refused_where_it_makes_no_sense(name: str) -> None:
-    assert refused(**{name: 0}) == f"Policy({name}=0): must be more than 0"
+    assert refusal(**{name: 0}) == f"Policy({name}=0): must be more than 0"
 
 
 @pytest.mark.parametrize("name", NOT_NEGATIVE)
@@ -126,7 +126,7 @@ def test_zero_waiting_is_allowed(name: str) -> None:
 )
 def test_what_is_no_number_of_that_unit_is_refused(name: str, value: Any) -> None:
     wanted = f"Policy({name}={value!r}): must be a number, not negative, not infinite"
-    assert refused(**{name: value}) == wanted
+    assert refusal(**{name: value}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_is_no_number_of_that_unit_is_refused(name: str, value: Any) -> Non
 def test_an_unknown_choice_is_refused_with_the_known_ones(
     name: str, value: str, choices: str
 ) -> None:
-    assert refused(**{name: value}) == f"Policy({name}='{value}'): choose one of {choices}"
+    assert refusal(**{name: value}) == f"Policy({name}='{value}'): choose one of {choices}"
 
 
 @pytest.mark.parametrize("name", TIMES)
@@ -150,28 +150,28 @@ def test_p11_a_time_that_not_every_store_can_count_is_refused(name: str) -> None
     """Redis would let the handler run and then refuse to keep its answer, each time."""
     setting: dict[str, Any] = {name: SECONDS_MAX}
     assert getattr(Policy(**setting).settled(), name) == SECONDS_MAX
-    assert "must be at most a century" in refused(**{name: SECONDS_MAX + 1})
+    assert "must be at most a century" in refusal(**{name: SECONDS_MAX + 1})
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_what_is_counted_is_a_whole_number(name: str) -> None:
     wanted = f"Policy({name}=100.0): must be a whole number, such as 100"
-    assert refused(**{name: 1e2}) == wanted
+    assert refusal(**{name: 1e2}) == wanted
 
 
 @pytest.mark.parametrize("name", [*TIMES, *COUNTS])
 def test_true_is_no_number(name: str) -> None:
-    assert f"Policy({name}=True): " in refused(**{name: True})
+    assert f"Policy({name}=True): " in refusal(**{name: True})
 
 
 def test_p11_a_client_cannot_ask_for_more_than_a_century_either() -> None:
-    assert "retention_declared_s" in refused(retention_declared_s=(1, SECONDS_MAX + 1))
+    assert "retention_declared_s" in refusal(retention_declared_s=(1, SECONDS_MAX + 1))
 
 
 @pytest.mark.parametrize("name", ["required", "key_time_required", "atomic", "field_digests"])
 @pytest.mark.parametrize("value", ["false", None, 1])
 def test_what_is_neither_true_nor_false_is_refused(name: str, value: Any) -> None:
-    assert refused(**{name: value}) == f"Policy({name}={value!r}): must be True or False"
+    assert refusal(**{name: value}) == f"Policy({name}={value!r}): must be True or False"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_value_that_it_cannot_have_is_refused_when_it_is_made(setting: dict[st
 )
 def test_what_does_not_go_together_may_yet_inherit_the_rest(setting: dict[str, Any]) -> None:
     assert Policy(**setting) == Policy(**setting)
-    assert refused(**setting).startswith("Policy(")
+    assert refusal(**setting).startswith("Policy(")
 
 
 def test_its_fields_alone_are_no_policy() -> None:
@@ -221,41 +221,41 @@ def test_names_are_a_list_and_not_one_string(name: str, given: object) -> None:
     """What can be gone through only once would be no names at all for the next route."""
     such = {"methods": ["POST"], "headers_kept": ["ETag"]}[name]
     wanted = f"Policy({name}={given!r}): takes a list of names, such as {such}"
-    assert refused(**{name: given}) == wanted
+    assert refusal(**{name: given}) == wanted
 
 
 @pytest.mark.parametrize("name", ["", "POST /orders", "POST,PUT"])
 def test_a_name_that_no_request_can_have_is_refused(name: str) -> None:
-    assert f"{name!r} is not a name such as 'POST'" in refused(methods=["PUT", name])
-    assert f"{name!r} is not a name such as 'ETag'" in refused(headers_kept=[name])
+    assert f"{name!r} is not a name such as 'POST'" in refusal(methods=["PUT", name])
+    assert f"{name!r} is not a name such as 'ETag'" in refusal(headers_kept=[name])
 
 
 def test_p11_a_request_cannot_be_larger_than_all_that_is_held() -> None:
     """It would be refused for now, and so for ever."""
     policy = Policy(request_bytes_max=2**20, bodies_bytes_max=2**20)
     assert policy.settled().bodies_bytes_max == 2**20
-    assert "Raise bodies_bytes_max" in refused(request_bytes_max=2**30)
-    assert "could never be accepted" in refused(bodies_bytes_max=2**20)
+    assert "Raise bodies_bytes_max" in refusal(request_bytes_max=2**30)
+    assert "could never be accepted" in refusal(bodies_bytes_max=2**20)
 
 
 def test_a_key_cannot_be_longer_than_a_key() -> None:
     assert Policy(key_chars_min=255).settled().key_chars_min == 255
-    assert refused(key_chars_min=256) == (
+    assert refusal(key_chars_min=256) == (
         "Policy(key_chars_min=256): keys have at most 255 characters"
     )
 
 
 def test_keep_is_a_function() -> None:
-    assert "takes a function from a status to a Verdict" in refused(keep={200: True})
+    assert "takes a function from a status to a Verdict" in refusal(keep={200: True})
 
 
 @pytest.mark.parametrize("version", [-1, 2**31, 1.0, True, "4", None])
 def test_a_schema_version_is_a_whole_number(version: Any) -> None:
-    assert "a schema version is a whole number from 0" in refused(schema_version=version)
+    assert "a schema version is a whole number from 0" in refusal(schema_version=version)
 
 
 def test_upcasts_are_registered_on_versions() -> None:
-    assert "takes an oncekey.Versions()" in refused(upcasts={(3, 4): str})
+    assert "takes an oncekey.Versions()" in refusal(upcasts={(3, 4): str})
     assert Policy(upcasts=Versions(), schema_version=2**31 - 1).settled().stale == "replay"
 
 
@@ -263,9 +263,9 @@ def test_only_what_may_be_repeated_is_run_again_for_a_version() -> None:
     recoveries: tuple[Literal["rerun", "resume"], ...] = ("rerun", "resume")
     for recovery in recoveries:
         assert Policy(stale="rerun", recovery=recovery).settled().stale == "rerun"
-    assert "Policy(stale='rerun', recovery='block')" in refused(stale="rerun", recovery="block")
-    assert "recovery='ask'" in refused(stale="rerun", recovery="ask", ask=print)
-    assert "Policy(stale='rerun', atomic=True)" in refused(stale="rerun", atomic=True)
+    assert "Policy(stale='rerun', recovery='block')" in refusal(stale="rerun", recovery="block")
+    assert "recovery='ask'" in refusal(stale="rerun", recovery="ask", ask=print)
+    assert "Policy(stale='rerun', atomic=True)" in refusal(stale="rerun", atomic=True)
 
 
 def test_a_misspelt_field_is_refused_by_name() -> None:
@@ -333,7 +333,7 @@ def test_the_default_is_what_the_design_says() -> None:
 
 @pytest.mark.parametrize("keep", [lambda status: status < 500, {200: Verdict.KEEP}.get])
 def test_keep_gives_a_verdict_for_every_status(keep: Any) -> None:
-    assert "must give Verdict.KEEP, Verdict.FAILED, Verdict.NO_EFFECT or" in refused(keep=keep)
+    assert "must give Verdict.KEEP, Verdict.FAILED, Verdict.NO_EFFECT or" in refusal(keep=keep)
 
 
 # ------------------------------------------------------------------- memory, and beyond it
@@ -351,29 +351,29 @@ def test_memory_is_the_shortest_retention_and_the_tombstone() -> None:
 def test_e67_no_key_may_be_new_for_longer_than_memory() -> None:
     Policy(retention_s=1000, key_age_s_max=700, clock_skew_s=300).settled()
     Policy(retention_s=900, tombstone_s=100, key_age_s_max=700).settled()
-    said = refused(retention_s=1000, key_age_s_max=701, clock_skew_s=300)
+    said = refusal(retention_s=1000, key_age_s_max=701, clock_skew_s=300)
     assert "1001 s after it was made" in said
     assert "forgotten after 1000 s" in said
     assert "Lower key_age_s_max" in said
-    refused(retention_s=1000, retention_declared_s=(900, 1000), key_age_s_max=700)
+    refusal(retention_s=1000, retention_declared_s=(900, 1000), key_age_s_max=700)
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "30"], ids=repr)
 def test_an_age_is_a_number_of_seconds(value: Any) -> None:
-    assert refused(key_age_s_max=value) == (
+    assert refusal(key_age_s_max=value) == (
         f"Policy(key_age_s_max={value!r}): takes seconds, or None"
     )
 
 
 def test_keys_must_tell_their_time_only_where_it_is_looked_at() -> None:
-    assert "key_age_s_max" in refused(key_time_required=True)
+    assert "key_age_s_max" in refusal(key_time_required=True)
 
 
 @pytest.mark.parametrize(
     "value", [60, (60,), (60, 30), (0, 60), (1, math.inf), ("1", "2"), (1, 2, 3), "12"], ids=repr
 )
 def test_what_a_client_may_ask_for_is_two_numbers_in_order(value: Any) -> None:
-    assert "the shortest and the longest" in refused(retention_declared_s=value)
+    assert "the shortest and the longest" in refusal(retention_declared_s=value)
 
 
 def test_a_policy_is_shown_by_what_it_sets() -> None:

@@ -112,13 +112,13 @@ def test_every_profile_tells_the_kinds_apart(name: str) -> None:
     Adyen's 704 is in flight or a mismatch, told by its header.
     """
 
-    def seen(kind: Kind) -> str:
+    def rendered_body(kind: Kind) -> str:
         answer = refusal(kind, name)
         marks = [header(answer, mark) for mark in (b"transient-error", b"x-amzn-errortype")]
         return f"{answer.status} {body(answer)} {marks}"
 
     rest = set(Kind) - {Kind.NEWER_RECORD, Kind.NO_ROOM, Kind.UNSETTLED}
-    assert len({seen(kind) for kind in rest}) == len(rest)
+    assert len({rendered_body(kind) for kind in rest}) == len(rest)
 
 
 # ------------------------------------------------------------------------------- deriving

@@ -26,7 +26,7 @@ EXPIRES_DATE = b"Sun, 06 Nov 1994 08:49:37 GMT"
 Lines = Sequence[tuple[bytes, bytes]]
 
 
-def kept(
+def headers_to_keep(
     *lines: tuple[bytes, bytes], only: list[str] | None = None, profile: Profile = ONCEKEY
 ) -> Lines:
     return kept_headers(lines, Policy(headers_kept=only).settled(), profile)
@@ -76,12 +76,12 @@ def values(lines: Lines, name: bytes) -> list[bytes]:
     ],
 )
 def test_e52_what_belongs_to_one_message_is_not_kept(name: str) -> None:
-    assert kept((name.encode(), b"1")) == ()
-    assert kept((name.encode(), b"1"), only=[name]) == ()
+    assert headers_to_keep((name.encode(), b"1")) == ()
+    assert headers_to_keep((name.encode(), b"1"), only=[name]) == ()
 
 
 def test_e52_headers_that_connection_names_are_hop_by_hop_too() -> None:
-    lines = kept(
+    lines = headers_to_keep(
         (b"X-Hop", b"1"),
         (b"Connection", b"close , X-Hop"),
         (b"x-other", b"2"),
@@ -110,12 +110,12 @@ def test_e52_headers_that_connection_names_are_hop_by_hop_too() -> None:
 )
 def test_e53_secrets_are_not_kept(name: str) -> None:
     """P12."""
-    assert kept((name.encode(), b"secret")) == ()
+    assert headers_to_keep((name.encode(), b"secret")) == ()
 
 
 @pytest.mark.parametrize("name", ["WWW-Authenticate", "Authorization", "X-CSRF-Token"])
 def test_e53_no_list_brings_secrets_back(name: str) -> None:
-    assert kept((name.encode(), b"secret"), only=[name]) == ()
+    assert headers_to_keep((name.encode(), b"secret"), only=[name]) == ()
 
 
 def test_e53_cookies_are_kept_if_they_are_named_line_by_line() -> None:
@@ -123,8 +123,8 @@ def test_e53_cookies_are_kept_if_they_are_named_line_by_line() -> None:
         (b"set-cookie", b"a=1; Expires=Sun, 06 Nov 1994 08:49:37 GMT"),
         (b"set-cookie", b"b=2"),
     )
-    assert kept(*cookies, only=["Set-Cookie"]) == cookies
-    assert kept(*cookies, only=["Location"]) == ()
+    assert headers_to_keep(*cookies, only=["Set-Cookie"]) == cookies
+    assert headers_to_keep(*cookies, only=["Location"]) == ()
 
 
 @pytest.mark.parametrize(
@@ -142,28 +142,28 @@ def test_e53_cookies_are_kept_if_they_are_named_line_by_line() -> None:
     ],
 )
 def test_e54_what_is_part_of_the_result_is_kept(name: bytes) -> None:
-    assert kept((name, b"value")) == ((name, b"value"),)
+    assert headers_to_keep((name, b"value")) == ((name, b"value"),)
 
 
 def test_e54_lines_stay_lines_in_their_order() -> None:
     lines = ((b"link", b"<a>"), (b"vary", b"x"), (b"link", b"<b>, <c>"), (b"x-empty", b""))
-    assert kept(*lines) == lines
+    assert headers_to_keep(*lines) == lines
 
 
 def test_names_are_kept_in_lower_case_and_values_as_they_are() -> None:
-    assert kept((b"X-Thing", b"\xfc  Mixed")) == ((b"x-thing", b"\xfc  Mixed"),)
+    assert headers_to_keep((b"X-Thing", b"\xfc  Mixed")) == ((b"x-thing", b"\xfc  Mixed"),)
 
 
 def test_p3_blanks_around_a_value_are_no_part_of_it() -> None:
     """Some servers refuse to send them: no retry would be answered."""
-    assert kept((b"x-note", b" \tfragile \t"), (b"x-blank", b"  ")) == (
+    assert headers_to_keep((b"x-note", b" \tfragile \t"), (b"x-blank", b"  ")) == (
         (b"x-note", b"fragile"),
         (b"x-blank", b""),
     )
 
 
 def test_a_list_of_names_narrows_what_is_kept_but_the_body_stays_readable() -> None:
-    lines = kept(
+    lines = headers_to_keep(
         (b"content-type", b"text/csv"),
         (b"content-encoding", b"gzip"),
         (b"Location", b"/orders/7"),
@@ -191,7 +191,7 @@ def test_a_list_of_names_narrows_what_is_kept_but_the_body_stays_readable() -> N
     ],
 )
 def test_lines_that_would_break_a_replay_are_not_kept(line: tuple[bytes, bytes]) -> None:
-    assert kept(line, (b"etag", b"1")) == ((b"etag", b"1"),)
+    assert headers_to_keep(line, (b"etag", b"1")) == ((b"etag", b"1"),)
 
 
 def test_nobody_but_the_profile_says_that_an_answer_is_a_replay() -> None:
@@ -202,7 +202,7 @@ def test_nobody_but_the_profile_says_that_an_answer_is_a_replay() -> None:
         (b"idempotency-expires", b"never"),
         (b"original-request", b"req_theirs"),
     )
-    assert kept(*forged) == ()
+    assert headers_to_keep(*forged) == ()
     assert not values(first(*forged), b"Idempotent-Replayed")
     assert values(first(*forged), b"idempotency-key") == [b"key-1"]
     assert values(replay(*forged), b"idempotent-replayed") == [b"true"]
@@ -307,7 +307,7 @@ def test_e61_interim_statuses_have_no_length(status: int) -> None:
 @pytest.mark.parametrize("status", [301, 302, 303])
 def test_e62_a_redirect_is_replayed_with_its_location(status: int) -> None:
     location = (b"location", b"/orders/7")
-    assert location in replay(*kept(location), status=status, body=b"")
+    assert location in replay(*headers_to_keep(location), status=status, body=b"")
 
 
 @pytest.mark.parametrize("status", [204, 304])

@@ -55,7 +55,7 @@ def test_what_is_no_number_of_seconds_is_refused(lines: list[bytes]) -> None:
 ANSWER = Answer(201, ((b"location", b"/orders/7"),), b"created")
 
 
-def kept(answer: Answer, expires_in_s: float) -> Record:
+def stored_record(answer: Answer, expires_in_s: float) -> Record:
     stored = dataclasses.replace(answer, headers=decode_headers(encode_headers(answer.headers)))
     return record(State.COMPLETED, answer=stored, expires_in_s=expires_in_s)
 
@@ -64,7 +64,7 @@ def kept(answer: Answer, expires_in_s: float) -> Record:
 def test_what_is_left_of_the_answer_is_what_the_tombstone_leaves(
     seconds: float, left_s: float
 ) -> None:
-    found = kept(with_tombstone(ANSWER, seconds), left_s)
+    found = stored_record(with_tombstone(ANSWER, seconds), left_s)
     assert tombstone_s(found) == seconds
     assert answer_left_s(found) == left_s - seconds
     assert found.answer is not None
@@ -74,30 +74,32 @@ def test_what_is_left_of_the_answer_is_what_the_tombstone_leaves(
 def test_without_a_tombstone_the_answer_is_kept_as_it_is() -> None:
     assert with_tombstone(ANSWER, 0.0) is ANSWER
     assert without_tombstone(ANSWER) is ANSWER
-    assert answer_left_s(kept(ANSWER, 7.0)) == 7.0
+    assert answer_left_s(stored_record(ANSWER, 7.0)) == 7.0
     assert answer_left_s(record(State.RELEASED, expires_in_s=7.0)) == 7.0
 
 
 def test_a_blank_answer_keeps_its_status_and_its_tombstone() -> None:
     blanked = blank_answer(with_tombstone(ANSWER, 60.0))
     assert without_tombstone(blanked) == Answer(201, (), None) == blank_answer(ANSWER)
-    assert tombstone_s(kept(blanked, 100.0)) == 60.0
+    assert tombstone_s(stored_record(blanked, 100.0)) == 60.0
     assert blank_answer(blanked) == blanked
 
 
 def test_what_was_blanked_is_over_for_good() -> None:
     """Also where the store's clock is set back, and its answer would not be over yet."""
     answer = with_tombstone(ANSWER, 60.0)
-    assert [is_tombstone(kept(answer, left_s)) for left_s in (61.0, 60.0, 1.0)] == [
+    assert [is_tombstone(stored_record(answer, left_s)) for left_s in (61.0, 60.0, 1.0)] == [
         False,
         True,
         True,
     ]
-    assert is_tombstone(kept(blank_answer(answer), 61.0))
-    assert not is_tombstone(kept(blank_answer(ANSWER), 61.0))  # purged: its retention is not over
+    assert is_tombstone(stored_record(blank_answer(answer), 61.0))
+    assert not is_tombstone(
+        stored_record(blank_answer(ANSWER), 61.0)
+    )  # purged: its retention is not over
 
 
 def test_only_the_first_line_counts() -> None:
     """A handler cannot send such a name, and what is kept of its headers comes after."""
     lines = (*ANSWER.headers, (b":tombstone-s", b"60.0"))
-    assert tombstone_s(kept(Answer(201, lines, b""), 100.0)) == 0.0
+    assert tombstone_s(stored_record(Answer(201, lines, b""), 100.0)) == 0.0
