@@ -158,7 +158,7 @@ class Application:
             yield from self._conclude(task, attempt)
 
     def _ends(self, task: Task, attempt: Attempt) -> None:
-        task.ended_at, task.owned_until = self._worker.kernel.now, attempt.lease_until
+        task.ended_at, task.owned_until = self._worker.kernel.now, attempt.lease.until
         task.ended_failures = task.failures
 
     def drive(self, task: Task, op: Op[T]) -> Op[Any]:

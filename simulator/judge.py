@@ -116,7 +116,7 @@ class Judge:
             raise Violation("P1", f"{task} runs twice under one claim")
         if task.must_ask:
             raise Violation("P6", f"{task} runs {task.ghost} again, and nobody was asked")
-        if attempt.lease_until <= task.worker.clock.monotonic():
+        if attempt.lease.until <= task.worker.clock.monotonic():
             raise Violation("P1", f"{task} begins {task.ghost}, and knows that its lease is over")
         expiry.runs(task)
         if not task.asked:
@@ -150,7 +150,7 @@ class Judge:
         hung_s = ran_s - task.policy.run_s_max
         if attempt.lost and self._faults.last_at < task.started_at and hung_s < -1.0:
             raise Violation("P2", f"{task} was told that it lost {task.ghost}; nothing was wrong")
-        over_s = min(task.worker.clock.monotonic() - attempt.lease_until, ran_s)
+        over_s = min(task.worker.clock.monotonic() - attempt.lease.until, ran_s)
         awake_s = self._kernel.now - task.worker.paused_until
         if max(over_s, hung_s - LEASE_S / 3) > LATE_SIGNAL_S < awake_s and not attempt.lost:
             raise Violation("P2", f"{task} was not told that its lease is over")
@@ -171,7 +171,7 @@ class Judge:
 
     def learns(self, task: Task, attempt: Attempt, learned: object) -> None:
         """The application said what became of an attempt that died, or could not be asked."""
-        task.ended_at, task.owned_until = self._kernel.now, attempt.lease_until
+        task.ended_at, task.owned_until = self._kernel.now, attempt.lease.until
         task.ended_failures = task.failures
         match learned:
             case Answer():
@@ -207,7 +207,7 @@ class Judge:
         left_s = self._oracle.lease_left_s(task)
         if left_s is None:
             return
-        believed_s = attempt.lease_until - task.worker.clock.monotonic()
+        believed_s = attempt.lease.until - task.worker.clock.monotonic()
         calm = self._faults.last_at < task.started_at
         short = calm and not renewing and believed_s < left_s - LEASE_S / 4
         if believed_s > left_s + 0.001 or short:

@@ -8,6 +8,7 @@ from oncekey._core.record import Answer
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Call, Finished, Given
 from oncekey._engine.guard import Guard
+from oncekey._engine.lease import Phase
 from oncekey._engine.ownership import Ownership
 
 
@@ -30,7 +31,7 @@ def earlier(guard: type[Guard]) -> type[Guard]:
                 if no_effect:
                     given_up: Op[Finished] = self.give_up(attempt, call)
                     return (yield from given_up)
-                attempt.finished = True
+                attempt.lease.move(Phase.ENDED)
                 return Given()
             yield from self.abandon(attempt, no_effect=no_effect)
             return Given()

@@ -122,7 +122,7 @@ def handle(ledger: Ledger, order: dict[str, Any]) -> Op[dict[str, Any]]:
     id_ = id_of(attempt)
 
     def note(what: str, step: str = "") -> None:
-        ledger.note(what, id_, run, attempt.fence, claimed_at, attempt.lease_until, step)
+        ledger.note(what, id_, run, attempt.fence, claimed_at, attempt.lease.until, step)
 
     note("begin")
     answer = answer_of(order["name"], run)

@@ -16,6 +16,7 @@ from oncekey._core.record import Answer, Claim, Record, State
 from oncekey._core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Call, Finished, Guard, Stored
+from oncekey._engine.lease import Phase
 from oncekey._engine.ownership import Ownership
 from oncekey._engine.session import Session
 from oncekey._engine.store_calls import StoreCalls
@@ -58,7 +59,7 @@ def answer_before_commit() -> Parts:
     class Hasty(Session):
         def answered(self, end: End, answer: Answer | None) -> Op[Finished]:
             if end is End.KEPT and self._ports is not None:
-                self.attempt.finished = True
+                self.attempt.lease.move(Phase.ENDED)
                 yield from ()
                 return Stored(self.policy.retention_s)
             return (yield from super().answered(end, answer))

@@ -17,6 +17,7 @@ from oncekey._core.verbs import Done, Refused, Swap
 from oncekey._engine.admission import Admission
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Call, Execute, Finished, Given, Refuse, Replay
+from oncekey._engine.lease import Phase
 from oncekey._engine.ownership import Ownership
 from oncekey.atomic._transaction import AtomicOperation, Commit
 from oncekey.errors import StoreUnavailable
@@ -141,7 +142,7 @@ def a_lapse_is_left_to_itself() -> Parts:
     class Engine(Ownership):
         def _lapse(self, attempt: Attempt, call: Call) -> Any:
             yield from ()
-            attempt.finished = True
+            attempt.lease.move(Phase.ENDED)
             return Given()
 
     return Parts(guard=owning(Engine))
@@ -219,9 +220,10 @@ def too_old_frees_what_must_be_asked_about() -> Parts:
 
     class Engine(Admission):
         def let_run(self, claimed: Execute, call: Call) -> Op[Execute | Replay | Refuse]:
-            asks, claimed.attempt.asks = claimed.attempt.asks, False
+            lease = claimed.attempt.lease
+            phase, lease.phase = lease.phase, Phase.RUNNING
             decision = yield from super().let_run(claimed, call)
-            claimed.attempt.asks = asks
+            lease.phase = phase
             return decision
 
     return Parts(guard=admitting(Engine))

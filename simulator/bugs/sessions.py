@@ -11,6 +11,7 @@ from oncekey._core.record import Answer, Record, State
 from oncekey._core.verbs import Find
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Decision, Execute, Finished, Refuse, Stored
+from oncekey._engine.lease import Phase
 from oncekey._engine.session import Session
 from simulator.bugs.planting import planted
 from simulator.parts import Parts
@@ -57,7 +58,7 @@ def heartbeat_goes_on_after_the_end() -> Parts:
     class Endless(Session):
         def close(self) -> None:
             if self._attempt is not None and self._attempt.finished:
-                self._attempt.finished = False
+                self._attempt.lease.phase = Phase.RUNNING
 
     return Parts(session=Endless)
 
@@ -147,7 +148,7 @@ def answer_after_a_drain_is_not_stored() -> Parts:
         def answered(self, end: End, answer: Answer | None) -> Op[Finished]:
             ports: Any = self._ports
             if end is End.KEPT and ports is not None and ports.is_draining:
-                self.attempt.finished = True
+                self.attempt.lease.move(Phase.ENDED)
                 return Stored(self.policy.retention_s)
             return (yield from super().answered(end, answer))
 
@@ -164,7 +165,7 @@ def what_the_application_said_is_lost() -> Parts:
     class Deaf(Session):
         def learned(self, found: object) -> Op[Finished | None]:
             if isinstance(found, Answer):
-                self.attempt.asks = False
+                self.attempt.lease.move(Phase.RUNNING)
                 return None
             return (yield from super().learned(found))
 

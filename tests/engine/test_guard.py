@@ -77,7 +77,7 @@ def test_p1_whoever_slept_for_a_lease_while_it_claimed_asks_for_another_before_i
     world = World()
     begun = world.drive(world.guard.begin(CALL, world.policy), asleep(world, 1))
     assert isinstance(begun, Execute)
-    assert begun.attempt.lease_until == world.clock.monotonic() + LEASE_S
+    assert begun.attempt.lease.until == world.clock.monotonic() + LEASE_S
     assert not world.found().lapsed
 
 
@@ -180,7 +180,7 @@ def test_a_claim_that_is_found_again_has_been_running_since(world: World) -> Non
     decision = world.begin(claim=claim)
 
     assert isinstance(decision, Execute)
-    assert decision.attempt.lease_until == world.clock.monotonic() + LEASE_S - 12.0
+    assert decision.attempt.lease.until == world.clock.monotonic() + LEASE_S - 12.0
 
 
 def test_a_take_over_counts_its_lease_from_its_own_question(world: World) -> None:
@@ -195,7 +195,7 @@ def test_a_take_over_counts_its_lease_from_its_own_question(world: World) -> Non
 
     decision = world.drive(world.guard.begin(CALL, world.policy), ask)
     assert isinstance(decision, Execute)
-    assert decision.attempt.lease_until == world.clock.monotonic() + LEASE_S
+    assert decision.attempt.lease.until == world.clock.monotonic() + LEASE_S
     assert decision.attempt.age_s == pytest.approx(LEASE_S + 1 + 20.0)
 
 
@@ -216,7 +216,7 @@ def test_an_insert_that_lands_before_the_take_over_has_been_running_since(world:
     decision = world.drive(world.guard.begin(CALL, world.policy, claim), ask)
 
     assert isinstance(decision, Execute)
-    assert decision.attempt.lease_until <= asked_at + LEASE_S
+    assert decision.attempt.lease.until <= asked_at + LEASE_S
     assert (decision.attempt.attempt, decision.attempt.age_s) == (1, 0.0)
 
 

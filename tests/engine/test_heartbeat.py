@@ -15,10 +15,11 @@ from oncekey._core.key import short_hash
 from oncekey._core.op import run
 from oncekey._core.record import Answer, Record, State
 from oncekey._core.verbs import Find
-from oncekey._engine.attempt import Attempt, Lingering
+from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Call, Execute, Stored
 from oncekey._engine.guard import Guard
 from oncekey._engine.heartbeat import LINGER_S, Heartbeat, Schedule
+from oncekey._engine.lease import Leftover, Phase
 from oncekey._system import probes
 from oncekey._system.clock import FakeClock, SystemClock
 from oncekey.errors import LeaseLost
@@ -95,7 +96,7 @@ def test_a_renewal_gives_a_whole_lease() -> None:
     assert world.record().lease_left_s == 10
     world.beat()
     assert world.record().lease_left_s == 30
-    assert world.attempt.lease_until == world.clock.monotonic() + 30
+    assert world.attempt.lease.until == world.clock.monotonic() + 30
     assert not world.lost()
 
 
@@ -122,7 +123,7 @@ def test_a_late_renewal_does_not_revive_a_completed_record() -> None:
         world.guard.ownership.finish(world.attempt, Answer(201), CALL), world.gatherer.ask
     )
     assert isinstance(finished, Stored)
-    world.attempt.finished = False  # as if the renewal had been sent just before
+    world.attempt.lease.phase = Phase.RUNNING  # as if the renewal had been sent just before
     world.beat()
     assert world.record().state is State.COMPLETED
     assert world.record().beat == 1
@@ -137,7 +138,7 @@ def test_loss_is_signalled_before_the_deadline_when_the_store_does_not_answer() 
     world.clock.advance(8)
     world.beat()
     assert world.lost()
-    assert world.clock.monotonic() < world.attempt.lease_until
+    assert world.clock.monotonic() < world.attempt.lease.until
 
 
 def test_an_outage_is_told_once_and_asked_about_ever_less_often(
@@ -175,7 +176,8 @@ def test_what_cannot_be_given_back_is_told_once_and_tried_less_often(
 ) -> None:
     world = World()
     attempt, line = world.attempt, StoreConnection(world.store)
-    attempt.lingering = Lingering(world.guard.ownership.renewal(attempt), no_effect=False)
+    attempt.lease.leftover = Leftover(world.guard.ownership.renewal(attempt), no_effect=False)
+    attempt.lease.move(Phase.LINGERING)
     world.heartbeat._lingering.add(attempt)
     world.store.down, tries = True, world.store.tries
     for _ in range(1000):
@@ -199,7 +201,7 @@ def test_p11_a_handler_that_hangs_is_not_renewed_for_ever() -> None:
 
 def test_an_attempt_that_has_ended_is_neither_renewed_nor_told() -> None:
     world = World()
-    world.attempt.finished = True
+    world.attempt.lease.move(Phase.ENDED)
     world.clock.advance(20)
     world.beat()
     assert world.record().beat == 0
@@ -308,8 +310,8 @@ def test_one_record_that_cannot_be_renewed_costs_no_other_its_lease() -> None:
     store.bad = bad.held.id
     clock.advance(10)
     heartbeat._beat(StoreConnection(store), [bad, healthy])
-    assert healthy.lease_until == clock.monotonic() + healthy.lease_s
-    assert bad.lease_until < healthy.lease_until
+    assert healthy.lease.until == clock.monotonic() + healthy.lease_s
+    assert bad.lease.until < healthy.lease.until
     assert set(heartbeat._schedule.take(clock.monotonic() + 100)) == {bad, healthy}
 
 
@@ -347,7 +349,7 @@ def test_a_loss_is_told_once_and_not_after_the_end() -> None:
     assert told == [True]
     assert [type(event) for event in world.events].count(LeaseWasLost) == 1
     ended = World(run_s_max=60)
-    ended.attempt.finished = True
+    ended.attempt.lease.move(Phase.ENDED)
     assert not ended.attempt.mark_lost()
     assert not ended.lost()
 
@@ -363,26 +365,6 @@ def test_who_listens_while_the_loss_is_signalled_is_told_once() -> None:
     attempt._listeners = Meanwhile()
     attempt.on_lost(lambda: told.append(True))
     assert told == [True]
-
-
-def test_of_two_threads_that_signal_a_loss_one_tells_of_it() -> None:
-    told: list[bool] = []
-
-    class Raced(Attempt):
-        @property
-        def finished(self) -> bool:
-            if not told:
-                told.append(False)  # meanwhile, in another thread
-                told[0] = super().mark_lost()
-            return False
-
-        @finished.setter
-        def finished(self, _: bool) -> None: ...
-
-    of = World().attempt
-    times = {"age_s": 0.0, "claimed_at": 0.0}
-    raced = Raced(of.claim, of.policy, fence=1, attempt=1, lapses=0, **times)
-    assert [raced.mark_lost(), *told] == [False, True]
 
 
 def test_a_hook_that_would_end_the_process_does_not_end_the_heartbeat(

@@ -20,6 +20,7 @@ from oncekey._core.verbs import AppendStep, Purge, Steps
 from oncekey._engine.guard import Call, Execute, Guard, Refuse
 from oncekey._engine.handler_calls import Ports, in_thread
 from oncekey._engine.heartbeat import Heartbeat
+from oncekey._engine.lease import Phase
 from oncekey._engine.runtime import Runtime
 from oncekey._engine.steps import STEP_BYTES_MAX, child_key, current_child_key, digest_of
 from oncekey._system.clock import FakeClock
@@ -376,7 +377,7 @@ def test_each_step_has_a_name_of_its_own() -> None:
 
 def test_steps_belong_into_a_running_handler() -> None:
     attempt = World().attempt()
-    attempt.finished = True
+    attempt.lease.move(Phase.ENDED)
     with pytest.raises(Misuse, match="while it runs"):
         attempt.step_sync("s", lambda: 1)
 

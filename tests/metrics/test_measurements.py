@@ -16,6 +16,7 @@ from oncekey._core.record import Answer
 from oncekey._core.verbs import Verb
 from oncekey._engine.guard import Call, Execute, Guard
 from oncekey._engine.heartbeat import Heartbeat
+from oncekey._engine.lease import Phase
 from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
 from oncekey.metrics import _catalogue as catalogue
@@ -330,7 +331,7 @@ def test_leases_lost_by_the_heartbeat(
     heartbeat.add(execute.attempt)
     try:
         assert lost.wait(10.0)
-        execute.attempt.finished = True
+        execute.attempt.lease.move(Phase.ENDED)
     finally:
         heartbeat.stop()
 

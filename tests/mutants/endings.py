@@ -136,7 +136,7 @@ _MUTANTS = (
     Mutant(
         "a take-over that is found again is not asked about",
         "_engine/guard.py",
-        '        ours.attempt.asks = policy.recovery == "ask" and found.lapses > 0\n',
+        '        asks = asks or (policy.recovery == "ask" and found.lapses > 0)\n',
         "",
         GUARD_ENDS,
         "test_p9_a_take_over_whose_reply_was_lost_is_asked_about_too",

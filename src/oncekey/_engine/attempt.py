@@ -19,9 +19,9 @@ from oncekey._core.printable import printable
 from oncekey._core.reasons import LossKind
 from oncekey._core.record import Answer, Claim
 from oncekey._core.response_headers import kept_answer
-from oncekey._core.values import value
 from oncekey._core.verbs import Refused, Swap
 from oncekey._engine.handler_calls import Ports
+from oncekey._engine.lease import CONCLUDED, RENEWED, Lease, Phase
 from oncekey._engine.leftover_threads import Guests, still_running
 from oncekey._engine.steps import Kept, Steps, child_key
 from oncekey._engine.unawaited import Handed, must_run_when_called, not_awaitable
@@ -38,23 +38,13 @@ RESOURCE_ID_CHARS_MAX = 255
 _log = logging.getLogger("oncekey")
 
 
-@value
-class Lingering:
-    """What is to be done with the record when the last thread of its handler has ended."""
-
-    swap: Swap | None
-    """None: it is left to lapse."""
-    no_effect: bool
-
-
 class Attempt:
     """The attempt that runs now: `oncekey.current()` gives it to the handler."""
 
     __slots__ = (
-        *("_listeners", "_resource_id", "_steps", "_untold", "age_s", "asks", "attempt", "claim"),
-        *("claimed_at", "doubted", "dropped", "finished", "handed", "held", "lapses"),
-        *("_guests", "_lost", "lease_until", "lingering", "loan", "outer", "policy", "ports"),
-        *("protected", "recorded", "recovering", "verdict"),
+        *("_guests", "_listeners", "_resource_id", "_steps", "age_s", "attempt", "claim"),
+        *("claimed_at", "doubted", "handed", "held", "lapses", "lease", "loan", "outer", "policy"),
+        *("ports", "protected", "recorded", "recovering", "verdict"),
     )
 
     def __init__(
@@ -67,7 +57,9 @@ class Attempt:
         lapses: int,
         age_s: float,
         claimed_at: float,
+        asks: bool = False,
     ) -> None:
+        """`asks`: an earlier attempt died, and the application is asked first what became of it."""
         self.claim = claim
         self._listeners: list[Callable[[], None]] = []
         self.policy = policy
@@ -79,22 +71,13 @@ class Attempt:
         self.age_s = age_s
         """How long before this attempt the first one began."""
         self.claimed_at = claimed_at
-        self.lease_until = claimed_at + claim.lease_s
-        """By this process's monotonic clock, counted from before the claim was sent: never later
-        than the store's own deadline.
-        """
-        self._lost = False
-        self._untold = True
+        phase = Phase.ASKING if asks else Phase.RUNNING
+        self.lease = Lease(claimed_at + claim.lease_s, phase)
         self._guests = Guests()
-        self.finished = False
-        self.lingering: Lingering | None = None
-        """Its handler has ended, and a thread of it still runs."""
         self.outer: Attempt | None = None
         """The attempt that was entered before this one."""
         self.handed: Handed | None = None
         """What the handler was given to await; most are given nothing."""
-        self.dropped = False
-        """The heartbeat has let go of it: whatever is under way, it is not renewed any more."""
         self.verdict: Verdict | None = None
         self.ports: Ports | None = None
         """Set by the edge that runs the handler."""
@@ -104,8 +87,6 @@ class Attempt:
         """False where a request brought no key, or the policy lets it run without the store."""
         self.recovering = False
         """True when no client waits: the recoverer finishes what was abandoned."""
-        self.asks = False
-        """An earlier attempt died, and the policy's `ask` is to find out what became of it."""
         self.doubted = False
         """Nobody can tell how this ended: it becomes unknown, whatever the handler answers."""
         self.recorded: Answer | None = None
@@ -114,7 +95,7 @@ class Attempt:
         self._resource_id: str | None = None
 
     def __repr__(self) -> str:
-        lost = ", lost" if self._lost else ""
+        lost = ", lost" if self.lease.is_lost else ""
         return f"<Attempt {self.attempt} of {self.operation!r}, fence {self.held.fence}{lost}>"
 
     @property
@@ -128,6 +109,16 @@ class Attempt:
         """Rises with every change of owner: hand it to systems that can fence."""
         self._guests.note()
         return self.held.fence
+
+    @property
+    def asks(self) -> bool:
+        """For the engine: whether the application is to be asked before anything runs."""
+        return self.lease.phase is Phase.ASKING
+
+    @property
+    def finished(self) -> bool:
+        """For the engine: whether its handler has ended, and what that means is decided."""
+        return self.lease.phase in CONCLUDED
 
     @property
     def tenant(self) -> str:
@@ -380,7 +371,7 @@ class Attempt:
                 "oncekey.current().connection commits with its answer"
             )
         self._guests.note()
-        if self.ports is None or self.finished:
+        if self.ports is None or self.lease.phase in CONCLUDED:
             raise Misuse("steps and complete_in belong into a guarded handler, while it runs")
         return self.ports
 
@@ -392,10 +383,10 @@ class Attempt:
         next effect. Also in a thread that goes on after its handler has ended.
         """
         self._guests.note()
-        owns = not self.finished or self.lingering is not None
-        if not self._lost and owns and not self.dropped and self.ports is not None:
+        lease = self.lease
+        if not lease.is_lost and lease.phase in RENEWED and self.ports is not None:
             self.ports.ownership.watch_lease(self)
-        return self._lost
+        return lease.is_lost
 
     def ensure_owned(self) -> None:
         """Raise `LeaseLost` if this attempt should stop: call it before an effect in a long
@@ -414,7 +405,7 @@ class Attempt:
         """
         self._guests.note()
         self._listeners.append(listener)
-        if self._lost:
+        if self.lease.is_lost:
             self._tell_listeners()
 
     def still_running(self) -> bool:
@@ -425,20 +416,16 @@ class Attempt:
         """For the engine: from now on another may own the record. Whoever still works for this
         attempt is not its owner; nobody is told, since nothing went wrong.
         """
-        self.finished = self._lost = True
+        self.lease.move(Phase.ENDED)
+        self.lease.is_lost = True
         self._guests.forget()
 
     def mark_lost(self) -> bool:
         """For the engine: signal the loss, once. False if it was signalled before, or the attempt
         has ended.
         """
-        if self._lost or (self.finished and self.lingering is None):
+        if not self.lease.lose():
             return False
-        try:
-            del self._untold  # which only one can: two threads may be here
-        except AttributeError:
-            return False
-        self._lost = True
         self._tell_listeners()
         return True
 

@@ -182,9 +182,8 @@ class Guard:
                 return Refuse(barred)
             match action:
                 case Action.START_OVER | Action.RUN_AGAIN | Action.ASK:
-                    changed = yield from self._take(found, claim, policy, looked_at)
-                    if action is Action.ASK and isinstance(changed, Execute):
-                        changed.attempt.asks = True
+                    asks = action is Action.ASK
+                    changed = yield from self._take(found, claim, policy, looked_at, asks=asks)
                 case Action.DOUBT:
                     changed = yield from self._doubt(found, claim, policy)
                 case Action.SHORTEN:
@@ -233,7 +232,7 @@ class Guard:
         return self._ours(outcome.record, claim, policy, asked_at)
 
     def _take(
-        self, found: Record, claim: Claim, policy: Policy, looked_at: float
+        self, found: Record, claim: Claim, policy: Policy, looked_at: float, *, asks: bool
     ) -> Op[Execute | Record | None]:
         asked_at = self._clock.monotonic()
         probe("before_take_over")
@@ -242,20 +241,20 @@ class Guard:
         probe("after_take_over")
         mine: Execute | Record | None
         if isinstance(taken, Refused):
-            mine = taken.record and self._ours(taken.record, claim, policy, asked_at)
+            mine = taken.record and self._ours(taken.record, claim, policy, asked_at, asks=asks)
         else:
             age_s = 0.0 if swap.fresh else found.age_s + asked_at - looked_at
             counts = swap.attempt or 1, swap.lapses or 0
             if self.quotas is not None and found.expired:
                 self.quotas.began(claim.tenant, policy.retention_s)
-            mine = self._execute(claim, policy, taken.fence, asked_at, *counts, age_s)
+            mine = self._execute(claim, policy, taken.fence, asked_at, *counts, age_s, asks=asks)
         if self.reports.hooks and found.lapsed and not found.expired and isinstance(mine, Execute):
             attempt, lapses = mine.attempt.attempt, mine.attempt.lapses
             self.reports.emit(events.TakenOver, claim, attempt=attempt, lapses=lapses)
         return mine
 
     def _ours(
-        self, found: Record, claim: Claim, policy: Policy, asked_at: float
+        self, found: Record, claim: Claim, policy: Policy, asked_at: float, *, asks: bool = False
     ) -> Execute | Record:
         """A record that runs under our token is ours: the reply to what made it so was lost. Its
         lease has been running since. What was taken over under `ask` is asked about first.
@@ -264,11 +263,9 @@ class Guard:
             return found
         gone_s = max(claim.lease_s - found.lease_left_s, 0.0)
         claimed_at, age_s = asked_at - gone_s, max(found.age_s - gone_s, 0.0)
-        ours = self._execute(
-            claim, policy, found.fence, claimed_at, found.attempt, found.lapses, age_s
-        )
-        ours.attempt.asks = policy.recovery == "ask" and found.lapses > 0
-        return ours
+        asks = asks or (policy.recovery == "ask" and found.lapses > 0)
+        counts = found.attempt, found.lapses
+        return self._execute(claim, policy, found.fence, claimed_at, *counts, age_s, asks=asks)
 
     def _doubt(self, found: Record, claim: Claim, policy: Policy) -> Op[Refuse | Record | None]:
         doubted = yield from self.doubt(found, unknown_retention_s(policy), claim.token)
@@ -289,6 +286,8 @@ class Guard:
         attempt: int = 1,
         lapses: int = 0,
         age_s: float = 0.0,
+        *,
+        asks: bool = False,
     ) -> Execute:
         return Execute(
             Attempt(
@@ -299,6 +298,7 @@ class Guard:
                 lapses=lapses,
                 age_s=age_s,
                 claimed_at=claimed_at,
+                asks=asks,
             )
         )
 
@@ -327,13 +327,13 @@ class Guard:
         answered: the store is asked for a lease that begins now, unless `run_s_max` is over too.
         """
         now = self._clock.monotonic()
-        if attempt.policy.atomic or now < attempt.lease_until:
+        if attempt.policy.atomic or now < attempt.lease.until:
             return True
         if now - attempt.claimed_at >= attempt.policy.run_s_max:
             return False
         outcome = yield from self.calls.ask(self.ownership.renewal(attempt), attempt)
         owned = self.ownership.renewed(attempt, outcome, now)
-        return owned and self._clock.monotonic() < attempt.lease_until
+        return owned and self._clock.monotonic() < attempt.lease.until
 
     # ----------------------------------------------------------------------- without a client
 
@@ -359,13 +359,14 @@ class Guard:
             yield from self._doubt(orphan, claim, policy)
         if action is not Action.RUN_AGAIN and action is not Action.ASK:
             return None
-        taken = yield from self._take(orphan, claim, policy, looked_at)
+        asks = action is Action.ASK
+        taken = yield from self._take(orphan, claim, policy, looked_at, asks=asks)
         if not isinstance(taken, Execute) or not (yield from self._may_begin(taken.attempt)):
             return None
         if self.admission.must_not_run(taken.attempt, call):
             yield from self.ownership.give_up(taken.attempt, call)
             return None
-        taken.attempt.recovering, taken.attempt.asks = True, action is Action.ASK
+        taken.attempt.recovering = True
         self._tell_started(taken.attempt)
         return taken
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from oncekey._core.reasons import LossKind
 from oncekey._core.verbs import Done, Refused, Swap
 from oncekey._engine.attempt import Attempt
+from oncekey._engine.lease import RENEWED, Phase
 from oncekey._engine.ownership import Ownership
 from oncekey._engine.store_calls import LEASE_MARGIN
 from oncekey._system.clock import Clock, SystemClock
@@ -128,10 +129,12 @@ class Heartbeat:
 
     def drop(self, attempt: Attempt) -> None:
         """The attempt has ended. A renewal that is under way is harmless, and the last."""
-        if attempt.lingering is not None:  # it is kept alive for the threads that it left running
+        lease = attempt.lease
+        if lease.phase is Phase.LINGERING:  # it is kept alive for the threads that it left running
             return
         with self._condition:
-            attempt.dropped = True
+            if lease.phase is not Phase.ENDED:
+                lease.phase = Phase.DROPPED
             self._schedule.drop(attempt)
 
     def linger(self, attempt: Attempt) -> None:
@@ -140,7 +143,6 @@ class Heartbeat:
         """
         self.add(attempt)
         with self._condition:
-            attempt.dropped = False
             self._lingering.add(attempt)
             self._condition.notify()
 
@@ -237,7 +239,7 @@ class Heartbeat:
         """Longer each time, but half of what is left of its lease at most: a store that is back is
         noticed while that counts, and a loss is signalled in time.
         """
-        ends_at = attempt.lease_until - attempt.lease_s * LEASE_MARGIN
+        ends_at = attempt.lease.until - attempt.lease_s * LEASE_MARGIN
         left_s, pause_s = ends_at - self._clock.monotonic(), self._outage.pause_s(RETRY_S)
         while 0.0 < left_s < 2 * pause_s and pause_s > RETRY_S:
             pause_s /= 2  # so that there are few different ones, each of which has a lane
@@ -270,7 +272,7 @@ class Heartbeat:
         for attempt in attempts:
             # Signalled before the deadline, so that a handler can stop while it still owns its
             # record.
-            if now >= attempt.lease_until - attempt.lease_s * LEASE_MARGIN:
+            if now >= attempt.lease.until - attempt.lease_s * LEASE_MARGIN:
                 self._ownership.lose(attempt, LossKind.NOT_RENEWED)
         with self._condition:
             for attempt in attempts:
@@ -302,9 +304,7 @@ class Heartbeat:
         with self._condition:  # more are added meanwhile
             waiting = list(self._lingering)
         return [
-            (attempt, None if attempt.lingering is None or attempt.lost else attempt.lingering.swap)
-            for attempt in waiting
-            if not self._still_running(attempt)
+            (attempt, _swap_of(attempt)) for attempt in waiting if not self._still_running(attempt)
         ]
 
     def _still_running(self, attempt: Attempt) -> bool:
@@ -328,4 +328,10 @@ class Heartbeat:
 
 
 def _has_ended(attempt: Attempt) -> bool:
-    return attempt.dropped or (attempt.finished and attempt.lingering is None)
+    return attempt.lease.phase not in RENEWED
+
+
+def _swap_of(attempt: Attempt) -> Swap | None:
+    """What the store is to be told when its last thread has ended."""
+    leftover = attempt.lease.leftover
+    return None if leftover is None or attempt.lost else leftover.swap

@@ -19,6 +19,7 @@ from oncekey._core.record import Answer, Claim, Step
 from oncekey._core.verbs import Done, Insert
 from oncekey._engine.attempt import Attempt, Passing, served
 from oncekey._engine.decisions import Call, Decision, Execute, Finished, Given, Refuse
+from oncekey._engine.lease import Phase
 from oncekey._system.chance import random_token
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import Store
@@ -153,7 +154,7 @@ class Plain:
     def conclude(
         self, attempt: Attempt, end: End, answer: Answer | None, call: Call
     ) -> Op[Finished]:
-        attempt.finished = True
+        attempt.lease.move(Phase.ENDED)
         if attempt.handed is not None and end is End.KEPT:
             attempt.handed.check(attempt.operation)
         if end is End.KEPT and answer is not None:

@@ -21,7 +21,7 @@ from oncekey._core.reasons import LossKind
 from oncekey._core.record import Answer, Claim, Record, State, Step
 from oncekey._core.retention import answer_left_s, with_tombstone, without_tombstone
 from oncekey._core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
-from oncekey._engine.attempt import Attempt, Lingering
+from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import (
     Call,
     Ended,
@@ -34,6 +34,7 @@ from oncekey._engine.decisions import (
     Unstored,
 )
 from oncekey._engine.handler_calls import Ports
+from oncekey._engine.lease import Leftover, Phase
 from oncekey._engine.quotas import Quotas
 from oncekey._engine.replays import Replays, compare_request
 from oncekey._engine.reports import Reports
@@ -85,7 +86,7 @@ class Ownership:
         not own its record any more.
         """
         if isinstance(outcome, Done):
-            attempt.lease_until = asked_at + attempt.lease_s
+            attempt.lease.until = asked_at + attempt.lease_s
             return True
         self.lose(attempt, LossKind.TAKEN_OVER)
         return False
@@ -103,7 +104,7 @@ class Ownership:
 
     def watch_lease(self, attempt: Attempt) -> None:
         """Nobody may have renewed its lease in time, as after a long sleep: then it is lost."""
-        if self._clock.monotonic() >= attempt.lease_until:
+        if self._clock.monotonic() >= attempt.lease.until:
             self.lose(attempt, LossKind.LAPSED_BEFORE_EFFECT)
 
     def steps(self, attempt: Attempt) -> Op[list[Step]]:
@@ -129,7 +130,7 @@ class Ownership:
         a failure of the handler's, where it did not await what it was given to await.
         """
         if attempt.asks:  # it did not come to run: given back, it would run unasked
-            attempt.finished = True
+            attempt.lease.move(Phase.ENDED)
             return Given()
         if attempt.recorded is not None:
             committed = yield from self._committed(attempt, call)
@@ -179,8 +180,8 @@ class Ownership:
         else:
             swap, no_effect = self._releasing(attempt, no_effect=fate is Fate.FORGET)
         left = attempt.recovering and fate is not Fate.ASK  # for the recoverer to try again
-        attempt.lingering = Lingering(None if left else swap, no_effect)
-        attempt.finished = True
+        attempt.lease.leftover = Leftover(None if left else swap, no_effect)
+        attempt.lease.move(Phase.LINGERING)
         _log.warning(
             "%s: its handler has ended and a thread of it still runs; retries are refused until "
             "that has ended too, at most for run_s_max=%g",
@@ -192,7 +193,7 @@ class Ownership:
 
     def let_go(self, attempt: Attempt, outcome: object) -> None:
         """The last thread of an attempt that lingered has ended, and the store was told."""
-        lingered, attempt.lingering = attempt.lingering, None
+        lingered, attempt.lease.leftover = attempt.lease.leftover, None
         attempt.give_back()
         released = lingered is not None and lingered.swap and lingered.swap.to is State.RELEASED
         if lingered is not None and released and isinstance(outcome, Done):
@@ -220,18 +221,18 @@ class Ownership:
         """
         match learned:
             case Answer():
-                attempt.asks = False
+                attempt.lease.move(Phase.RUNNING)
                 return (yield from self.conclude(attempt, End.KEPT, learned, call))
             case Learned.NOT_DONE if self._overslept(attempt):
                 self.lose(attempt, LossKind.LAPSED_WHILE_ASKING)
-                attempt.finished = True
+                attempt.lease.move(Phase.ENDED)
                 return Refuse(refusals.unsettled(0.0))
             case Learned.NOT_DONE:
-                attempt.asks = False
+                attempt.lease.move(Phase.RUNNING)
                 return None
             case Learned.UNKNOWN:
                 return (yield from self.give_up(attempt, call))
-        attempt.finished = True
+        attempt.lease.move(Phase.ENDED)
         raised = learned if isinstance(learned, Exception) else None
         said = "failed" if raised else f"returned {learned!r:.100}, no Answer and no Learned"
         _log.error(
@@ -242,11 +243,11 @@ class Ownership:
             attempt.lapses + 1,
             exc_info=raised,
         )
-        return Refuse(refusals.unsettled(attempt.lease_until - self._clock.monotonic()))
+        return Refuse(refusals.unsettled(attempt.lease.until - self._clock.monotonic()))
 
     def _overslept(self, attempt: Attempt) -> bool:
         """Whether another may have taken over, and run it, while the application was asked."""
-        over = attempt.lost or self._clock.monotonic() >= attempt.lease_until
+        over = attempt.lost or self._clock.monotonic() >= attempt.lease.until
         return over and not attempt.policy.atomic
 
     def _committed(self, attempt: Attempt, call: Call) -> Op[Finished | None]:
@@ -256,7 +257,7 @@ class Ownership:
         except (StoreUnavailable, StoreUnfit):  # a retry learns whether it was committed
             attempt.give_back()
             return Refuse(
-                refusals.answer_not_recorded(attempt.lease_until - self._clock.monotonic())
+                refusals.answer_not_recorded(attempt.lease.until - self._clock.monotonic())
             )
         held = attempt.held
         ours = found is not None and (found.fence, found.token) == (held.fence, held.token)
@@ -264,7 +265,7 @@ class Ownership:
             return (yield from self._superseded(attempt, found, call))
         if found.state is not State.COMPLETED or found.answer is None:
             return None
-        attempt.finished = True
+        attempt.lease.move(Phase.ENDED)
         run_s = self._clock.monotonic() - attempt.claimed_at
         self._tell_completed(attempt, found.answer, run_s)
         return Stored(answer_left_s(found), attempt.recorded)
@@ -296,7 +297,7 @@ class Ownership:
 
     def finish(self, attempt: Attempt, answer: Answer, call: Call) -> Op[Finished]:
         """Record the answer; only `Stored` and `Unstored` allow it to be sent."""
-        attempt.finished = True
+        attempt.lease.move(Phase.ENDED)
         run_s = self._clock.monotonic() - attempt.claimed_at
         probe("before_complete")
         try:
@@ -360,7 +361,7 @@ class Ownership:
         if attempt.policy.recovery == "block" and attempt.recorded is None:
             self._reports.emit(events.Unprotected, attempt, ran=False)
             return Unstored()
-        return Refuse(refusals.answer_not_recorded(attempt.lease_until - self._clock.monotonic()))
+        return Refuse(refusals.answer_not_recorded(attempt.lease.until - self._clock.monotonic()))
 
     def _superseded(
         self, attempt: Attempt, found: Record | None, call: Call

@@ -93,7 +93,7 @@ class StoreCalls:
 
     def persist(self, verb: Swap | AppendStep, attempt: Attempt) -> Op[Done | Refused]:
         """Repeat a write of the attempt until it is answered or the lease is nearly over."""
-        until = attempt.lease_until - attempt.lease_s * LEASE_MARGIN
+        until = attempt.lease.until - attempt.lease_s * LEASE_MARGIN
         ask = 0
         while True:
             asked = self._clock.monotonic()
