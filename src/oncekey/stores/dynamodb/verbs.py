@@ -292,7 +292,9 @@ class Verbs:
         return Done(fence)
 
     def _begun_steps(self, record_id: bytes) -> Op[list[tuple[str, Item]]]:
-        """Remove steps that were only begun: the operator knows that none of them happened."""
+        """Return the removal of steps that were only begun: the operator knows that none of them
+        happened.
+        """
         kept, generation = yield from self._kept_steps(record_id)
         begun = [
             item for item in kept if parts.is_of_generation(generation, item) and "done" not in item

@@ -8,7 +8,9 @@
 
 local found = redis.call('HMGET', key, 'state', 'fence', 'token')
 if not found[1] then return false end
-if found[1] ~= 'running' or found[2] ~= ARGV[1] or found[3] ~= ARGV[2] then return look(clock()) end
+if found[1] ~= 'running' or found[2] ~= ARGV[1] or found[3] ~= ARGV[2] then
+  return read_record(clock())
+end
 
 persist()
 local field = 'step:' .. ARGV[3]

@@ -1,4 +1,4 @@
 -- Find: return the record (a list), or nil.
 
-local found = look(clock())
+local found = read_record(clock())
 return found[1] and found

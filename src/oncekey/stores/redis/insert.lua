@@ -10,7 +10,7 @@
 -- No expiry is set: a running record must not vanish by itself.
 
 local now = clock()
-if redis.call('EXISTS', key) == 1 then return look(now) end
+if redis.call('EXISTS', key) == 1 then return read_record(now) end
 
 local lease_until = now + ARGV[2]
 redis.call('HSET', key,
@@ -19,5 +19,5 @@ redis.call('HSET', key,
   'lease_us', ARGV[2], 'retention_us', ARGV[3], 'tenant', ARGV[4], 'operation', ARGV[5],
   'key', ARGV[6], 'fingerprint', ARGV[7], 'fingerprint_version', ARGV[8], 'recovery', ARGV[9],
   'schema_version', ARGV[10], 'field_digests', ARGV[11], unpack(ARGV, 12))
-if ARGV[9] ~= 'rerun' then list(ARGV[9], lease_until) end
+if ARGV[9] ~= 'rerun' then update_open_list(ARGV[9], lease_until) end
 return now

@@ -19,7 +19,7 @@ local function clock()
 end
 
 -- Return the whole record, in the order of FIELDS in verbs.py, and the time.
-local function look(now)
+local function read_record(now)
   local found = redis.call('HMGET', key,
     'state', 'fence', 'token', 'tenant', 'operation', 'key', 'fingerprint', 'fingerprint_version',
     'lease_us', 'retention_us', 'recovery', 'schema_version', 'field_digests', 'attempt', 'lapses',
@@ -46,7 +46,7 @@ end
 -- In a cluster, where prefixes end with "/", a slot moves key by key, and the list may be on the
 -- other node. It must not be created again there, because two lists could not be merged. So it is
 -- created beforehand and written only where it exists; the errors of a missing list are harmless.
-local function list(recovery, lease_until)
+local function update_open_list(recovery, lease_until)
   local prefix, id = string.match(key, '^(.*[:/])(.*)$')
   local open = prefix .. 'open'
   if recovery == 'rerun' then

@@ -22,7 +22,7 @@ local holds = {
 }
 -- Compare as text: exact, whatever the numbers are.
 if state ~= ARGV[1] or fence ~= ARGV[2] or found[3] ~= ARGV[3] or not holds[ARGV[4]] then
-  return look(now)
+  return read_record(now)
 end
 
 persist()
@@ -50,7 +50,9 @@ redis.call('HSET', key,
 
 local before, after = found[8], ARGV[11]
 if after == '' then after = before end
-if before ~= 'rerun' or after ~= 'rerun' then list(to == 'running' and after or 'rerun', lease_until) end
+if before ~= 'rerun' or after ~= 'rerun' then
+  update_open_list(to == 'running' and after or 'rerun', lease_until)
+end
 
 if to == 'completed' or to == 'released' then
   -- In milliseconds, rounded up: a record expires before it vanishes, never the other way round.

@@ -41,7 +41,7 @@ from oncekey.stores.sql import decode_digests, encode_digests
 
 Command = tuple[Any, ...]
 
-# In the order of `look` in record.lua. The body is last, so that reads can leave it out.
+# In the order of `read_record` in record.lua. The body is last, so that reads can leave it out.
 FIELDS = (
     "state",
     "fence",
