@@ -44,8 +44,8 @@ _MUTANTS = (
     Mutant(
         "a step in a caller's transaction holds up those of others, mariadb",
         "stores/mysql/writes.py",
-        "    if len(rows) == 1:\n        looked_up",
-        "    if not rows:\n        looked_up",
+        "    if len(rows) == 1:\n        lookup",
+        "    if not rows:\n        lookup",
         "tests/stores/mysql/test_transactions.py",
         "test_p11_a_step_in_an_open_transaction_holds_up_no_step_of_another",
         server="mariadb",

@@ -8,10 +8,10 @@ from oncekey.stores.checks import (
     Finding,
     Level,
     Risk,
-    accepting,
+    accept_risks,
     advice,
-    allowed,
-    insist,
+    parse_risks,
+    refuse_unsafe,
     schema,
     unsafe,
 )
@@ -23,9 +23,9 @@ STANDBY = unsafe("role", "a standby", "it cannot be written to", "Name the prima
 
 def test_the_first_unsafe_finding_is_told_with_what_to_do() -> None:
     fine = [Finding("version", "18"), advice("memory", "little", "it gets full", "Buy some")]
-    insist(fine, "db://host", ())
+    refuse_unsafe(fine, "db://host", ())
     with pytest.raises(StoreUnfit) as refused:
-        insist([*fine, FORGETS, STANDBY], "db://host", ())
+        refuse_unsafe([*fine, FORGETS, STANDBY], "db://host", ())
     assert str(refused.value) == (
         "db://host: fsync = off: it forgets. Set fsync = on, or accept that by adding "
         "allow=unsafe-durability to the URL"
@@ -33,15 +33,15 @@ def test_the_first_unsafe_finding_is_told_with_what_to_do() -> None:
 
 
 def test_a_name_accepts_what_bears_it_and_nothing_else() -> None:
-    assert [found.level for found in accepting([FORGETS, STANDBY], [Risk.DURABILITY])] == [
+    assert [found.level for found in accept_risks([FORGETS, STANDBY], [Risk.DURABILITY])] == [
         Level.ACCEPTED,
         Level.UNSAFE,
     ]
-    insist([FORGETS], "db://host", [Risk.DURABILITY])
+    refuse_unsafe([FORGETS], "db://host", [Risk.DURABILITY])
     with pytest.raises(StoreUnfit, match="a standby"):
-        insist([FORGETS, STANDBY], "db://host", list(Risk))
+        refuse_unsafe([FORGETS, STANDBY], "db://host", list(Risk))
     with pytest.raises(StoreUnfit, match="fsync"):
-        insist([FORGETS], "db://host", [Risk.EVICTION])
+        refuse_unsafe([FORGETS], "db://host", [Risk.EVICTION])
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_in_every_url_an_unknown_name_is_answered_with_those_that_there_are(url:
 
 def test_names_are_read_and_each_says_what_it_accepts() -> None:
     known = (Risk.DURABILITY, Risk.EVICTION)
-    assert allowed(["eviction", "unsafe-durability"], known) == set(known)
-    assert allowed((), known) == frozenset()
+    assert parse_risks(["eviction", "unsafe-durability"], known) == set(known)
+    assert parse_risks((), known) == frozenset()
     assert ACCEPTS.keys() == set(Risk)
 
 

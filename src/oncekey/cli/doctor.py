@@ -20,9 +20,17 @@ from oncekey.cli.output import duration, print_json
 from oncekey.cli.store_options import open_named
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores.base import Connection, Store
-from oncekey.stores.checks import Examinable, Examination, Finding, Level, Size, accepting, advice
+from oncekey.stores.checks import (
+    Examinable,
+    Examination,
+    Finding,
+    Level,
+    Size,
+    accept_risks,
+    advice,
+)
 from oncekey.stores.urls import open_store, redact
-from oncekey.stores.wrapper import keeper
+from oncekey.stores.wrapper import innermost
 
 UNSAFE = 1
 """The exit code if an application would refuse to start on this store."""
@@ -36,7 +44,7 @@ LINE_CHARS_MAX = 110
 
 def doctor(url: str, args: argparse.Namespace) -> int:
     store = _open(url)
-    about, findings = examine(_examinable(keeper(store)))
+    about, findings = examine(_examinable(innermost(store)))
     if hasattr(store, "examine_cache"):
         findings.append(store.examine_cache())
     findings.sort(key=lambda found: list(Level).index(found.level))
@@ -69,7 +77,7 @@ def examine(store: Examinable) -> tuple[str, list[Finding]]:
     with closing(store.connect()) as connection:
         first = _read_clocks(store, connection)
         examination = run(store.examine(), connection.ask)
-        findings = accepting(examination.findings, getattr(store, "allowed", ()))
+        findings = accept_risks(examination.findings, getattr(store, "allowed", ()))
         if examination.readable:
             findings += _records(store, connection, examination)
         findings.append(compare_clocks(first, _read_clocks(store, connection)))

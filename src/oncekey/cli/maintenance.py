@@ -17,7 +17,7 @@ from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores import urls
 from oncekey.stores.base import Store
 from oncekey.stores.connection import StoreConnection
-from oncekey.stores.postgres.layouts import Moved, move
+from oncekey.stores.postgres.layouts import MoveProgress, move
 
 
 def migrate(store: Store, args: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def _move_answers(store: Store, layout: str) -> int:
     """Move responses that are in another layout, and pause after each batch that moved some."""
     progress, pause, before = Progress(), threading.Event(), 0
 
-    def watch(moved: Moved | None) -> None:
+    def watch(moved: MoveProgress | None) -> None:
         nonlocal before
         if moved is None:
             progress.say("waiting for transactions that began earlier")

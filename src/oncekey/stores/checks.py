@@ -1,7 +1,7 @@
-"""What is found when a store is looked at: a setting, what it can lead to, and what to do about it.
+"""Checks of a store: each finding is a setting, what it can lead to, and what to do about it.
 
-Each engine has one list of findings, in its `*_fitness`. At the start whatever is unsafe refuses
-the store, unless the URL accepts it by name (`allow=…`); `oncekey doctor` shows all of them.
+Each engine has one list of findings, in its `checks`. At the start an unsafe finding refuses the
+store, unless the URL accepts it by name (`allow=…`); `oncekey doctor` shows all of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from oncekey.stores.base import Store
 
 class Level(enum.StrEnum):
     UNSAFE = "unsafe"
-    """Refused at the start."""
+    """The store is refused at the start."""
     ACCEPTED = "accepted"
-    """Unsafe, and accepted by name."""
+    """Unsafe, but accepted by name."""
     ADVICE = "advice"
     FINE = "fine"
 
 
 class Risk(enum.StrEnum):
-    """What can be accepted, by the name that stands in a URL: `?allow=NAME,NAME`."""
+    """What a URL can accept by name: `?allow=NAME,NAME`."""
 
     CONNECTIONS = "few-connections"
     DURABILITY = "unsafe-durability"
@@ -48,23 +48,23 @@ ACCEPTS = {
     Risk.PACKETS: "an answer that does not fit is kept without its body, and no retry gets it: "
     "lower `Policy(answer_bytes_max=…)` to half a packet",
 }
-"""What somebody takes upon themselves, in the words of the documentation."""
+"""The consequences of accepting a risk, in the words of the documentation."""
 
 
 @value
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     seen: str
-    """The value, as the engine itself calls it."""
+    """The value, in the engine's own words."""
     level: Level = Level.FINE
     why: str = ""
     """What it can lead to."""
     do: str = ""
-    """The very command or setting that helps, as a sentence without its full stop."""
+    """The exact command or setting that helps, as a sentence without a full stop."""
     risk: Risk | None = None
-    """The name under which it can be accepted, if it can be."""
+    """The name by which it can be accepted, if it can be."""
 
     def sentence(self) -> str:
         accept = f", or accept that by adding allow={self.risk} to the URL" if self.risk else ""
@@ -80,11 +80,11 @@ def advice(what: str, seen: str, why: str, do: str) -> Finding:
 
 
 CONNECTIONS_MIN = 7
-"""One for each kind of question that a process asks."""
+"""One for each group of verbs of a process."""
 
 
 def connection_limit(found: int | None, setting: str, do: str) -> Finding:
-    """Whether the user of the URL may have as many as one process takes."""
+    """Check that the user of the URL may open as many connections as one process needs."""
     if found is None or found >= CONNECTIONS_MIN:
         return Finding("connection limit", "none" if found is None else f"{setting} {found}")
     return unsafe(
@@ -97,8 +97,8 @@ def connection_limit(found: int | None, setting: str, do: str) -> Finding:
     )
 
 
-def accepting(findings: Iterable[Finding], allowed: Collection[Risk]) -> list[Finding]:
-    """The same, where what is allowed does not count as unsafe any more."""
+def accept_risks(findings: Iterable[Finding], allowed: Collection[Risk]) -> list[Finding]:
+    """Mark unsafe findings whose risk is allowed as accepted."""
     return [
         replace(each, level=Level.ACCEPTED)
         if each.level is Level.UNSAFE and each.risk in allowed
@@ -107,15 +107,15 @@ def accepting(findings: Iterable[Finding], allowed: Collection[Risk]) -> list[Fi
     ]
 
 
-def insist(findings: Iterable[Finding], address: str, allowed: Collection[Risk]) -> None:
-    """Raise `StoreUnfit` for the first that is unsafe; `address` must not hold a password."""
-    for each in accepting(findings, allowed):
+def refuse_unsafe(findings: Iterable[Finding], address: str, allowed: Collection[Risk]) -> None:
+    """Raise `StoreUnfit` for the first unsafe one; `address` must not contain a password."""
+    for each in accept_risks(findings, allowed):
         if each.level is Level.UNSAFE:
             raise StoreUnfit(f"{address}: {each.sentence()}")
 
 
-def allowed(names: Collection[str], known: Collection[Risk]) -> frozenset[Risk]:
-    """What a URL, or whoever made the store, accepts."""
+def parse_risks(names: Collection[str], known: Collection[Risk]) -> frozenset[Risk]:
+    """Read the names of accepted risks, or raise `Misuse`."""
     if unknown := set(names) - set(known):
         choice = ", ".join(sorted(known))
         raise Misuse(
@@ -125,7 +125,7 @@ def allowed(names: Collection[str], known: Collection[Risk]) -> frozenset[Risk]:
 
 
 def schema(applied: int | None, oldest_reader: int | None, newest: int, address: str) -> Finding:
-    """Whether this code, which knows the schemas up to `newest`, can work with what is there."""
+    """Check that this code, which knows schemas up to `newest`, can use the existing one."""
     if applied is None or applied < newest:
         seen = "no oncekey tables" if applied is None else f"schema {applied}"
         do = f"Run `oncekey migrate {address}`"
@@ -148,18 +148,18 @@ UNREAD_SCHEMA = Finding("schema", "not looked at: this user may not read oncekey
 
 @value
 class Size:
-    """How much is kept, as far as the engine can tell without counting."""
+    """How much is stored, as far as the engine can tell without counting."""
 
     bytes: int | None
     records: int | None = None
-    """About so many; None where only counting tells."""
+    """An estimate; None if only counting would tell."""
     note: str = ""
-    """What the bytes are, if it is not obvious."""
+    """What the bytes include, if it is not obvious."""
 
 
 @value
 class Examination:
-    """All that an engine tells of itself."""
+    """All that an engine reports."""
 
     about: str
     """The product and its version."""
@@ -171,7 +171,7 @@ class Examination:
 
 @value
 class Sample:
-    """Some records, chosen by nothing but their ids, which are digests. Bodies are left out."""
+    """Some records, chosen by their ids, which are digests. Bodies are left out."""
 
     records: list[Record]
     whole: bool
@@ -179,19 +179,19 @@ class Sample:
 
 
 class Examinable(Store, Protocol):
-    """A store that `oncekey doctor` can look at. Nothing of this changes anything."""
+    """A store that `oncekey doctor` can examine. None of this changes anything."""
 
     def examine(self) -> Op[Examination]:
-        """What the store is, and what is found about it."""
+        """Return what the store is, and all findings."""
 
     def now(self) -> Op[float | None]:
-        """The store's clock in seconds since 1970; None if it is the host's."""
+        """Return the store's clock in seconds since 1970; None if it is the host's."""
 
     def sample(self, limit: int) -> Op[Sample]:
-        """So many records, or all."""
+        """Return `limit` records, or all."""
 
 
 def first_by_id(store: Store, limit: int) -> Op[Sample]:
-    """The sample of a store that finds records in the order of their ids without reading all."""
+    """Return the sample of a store that can read records by id order without reading all."""
     [records] = yield from store.perform([Scan(limit)])
     return Sample(records, whole=len(records) < limit)

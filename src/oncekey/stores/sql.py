@@ -1,11 +1,11 @@
 """What the SQL stores share: the order of columns, rows as records, and numbered migrations.
 
 Migrations
-    `<engine>/NNNN_name.sql`, applied in order, each in one transaction, and noted in the
-    table `oncekey_schema`. A migration may only add what older code ignores, or remove what no
-    supported release uses any more, so that old and new code run side by side during a deployment.
-    Its first line says which releases can still work with it: `-- oldest reader: N`, the lowest
-    schema number that code must know.
+    `<engine>/NNNN_name.sql`, applied in order, each in one transaction, and recorded in the table
+    `oncekey_schema`. A migration may only add what older code ignores, or remove what no supported
+    release uses, so that old and new code run side by side during a deployment. Its first line says
+    which releases can still use it: `-- oldest reader: N`, the lowest schema number that code must
+    know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from oncekey._core.record import Answer, Record, State, decode_headers
 from oncekey.errors import CorruptRecord, Misuse
-from oncekey.stores.checks import insist, schema
+from oncekey.stores.checks import refuse_unsafe, schema
 
 COLUMNS = (
     *("id", "token", "tenant", "operation", "key", "fingerprint", "fingerprint_version"),
@@ -28,16 +28,16 @@ COLUMNS = (
     *("attempt", "lapses", "beat", "no_effect", "status", "headers", "body", "resource_id"),
     *("age_s", "lease_left_s", "expires_in_s", "replays", "conflicts"),
 )
-"""The order in which a store's SELECT names them. It is the order of a record's fields, with three
-columns for the answer.
+"""The columns in the order of a store's SELECT: that of a record's fields, with three columns for
+the answer.
 """
 
 STATES: dict[str, State] = {state.value: state for state in State}
 
 
 def record(row: Sequence[Any]) -> Record:
-    """A row, in the order of `COLUMNS`, as a record. `status` is null exactly where no answer is
-    kept.
+    """Convert a row, in the order of `COLUMNS`, to a record. `status` is null if and only if no
+    answer is stored.
     """
     digests, state, no_effect = row[11], row[12], row[17]
     status, headers, body = row[18:21]
@@ -57,12 +57,12 @@ def record(row: Sequence[Any]) -> Record:
 
 
 def encode_digests(digests: Mapping[str, str]) -> str | None:
-    """Field digests as text; null, the common case, costs nothing."""
+    """Encode field digests as text; none, the common case, are null."""
     return json.dumps(dict(digests), separators=(",", ":")) if digests else None
 
 
 def decode_digests(text: str | None) -> Mapping[str, str]:
-    """The inverse of `encode_digests`."""
+    """Decode the text of `encode_digests`."""
     digests: dict[str, str] = json.loads(text) if text else {}
     return digests
 
@@ -80,7 +80,7 @@ _OLDEST_READER = re.compile(r"-- oldest reader: (\d+)\n")
 
 
 def migrations(engine: str) -> list[Migration]:
-    """All migrations of an engine, in order."""
+    """Return all migrations of an engine, in order."""
     found = []
     for entry in resources.files(f"oncekey.stores.{engine}").iterdir():
         named = _FILE.fullmatch(entry.name)
@@ -95,13 +95,13 @@ def migrations(engine: str) -> list[Migration]:
 
 
 def check_waits(**waits_s: float) -> None:
-    """Refuse what is no time to wait, by the name of its option."""
+    """Raise `Misuse` for a wait that is not positive and finite, with the name of its option."""
     for name, seconds in waits_s.items():
         if not 0 < seconds < math.inf:
             raise Misuse(f"{name}={seconds} is no time to wait: give seconds, more than 0")
 
 
 def check_schema(engine: str, applied: int | None, oldest_reader: int | None, url: str) -> None:
-    """Refuse a schema that this code cannot work with; `url` must not hold a password."""
+    """Raise `StoreUnfit` for a schema that this code cannot use; `url` has no password."""
     newest = migrations(engine)[-1].number
-    insist([schema(applied, oldest_reader, newest, url)], url, ())
+    refuse_unsafe([schema(applied, oldest_reader, newest, url)], url, ())

@@ -1,5 +1,5 @@
-"""A batch of verbs as the SQL servers take it: which travel together, and one handler for each
-kind among them. Pure: a handler is a generator that asks questions.
+"""A batch of verbs on an SQL server: which go together, and one handler for each kind among them.
+Pure: a handler is a generator that asks questions.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from oncekey._core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps
 from oncekey.errors import StoreUnavailable, StoreUnfit
 
 CHORE_TIMEOUT_S = 60.0
-"""How long housekeeping waits for an answer, whatever `timeout_s` is."""
+"""The timeout of housekeeping, whatever `timeout_s` is."""
 
 T = TypeVar("T")
 L = TypeVar("L")
 Handler = Callable[[Any, L], Op[list[Any]]]
-"""Carries out verbs of its kind, within the limits of its store."""
+"""Carries out verbs of its kind, with the timeouts of its store."""
 
 
 class RowHeld(StoreUnavailable):
-    """Another transaction held a row for too long; nothing was written."""
+    """Another transaction locked a row for too long; nothing was written."""
 
 
 class Denied(StoreUnfit):
-    """The user of the URL is not allowed what was asked."""
+    """The user of the URL lacks a privilege."""
 
 
 class FunctionGone(StoreUnavailable):
-    """A function that only one layout has is not there: a move to another has dropped it."""
+    """A function that only one layout has is missing: a move to another dropped it."""
 
 
 _SPECIAL = attrgetter(
@@ -41,7 +41,7 @@ _NOT_SPECIAL = (False, None, None, False, None, None, False)
 
 
 def is_plain(verb: Swap) -> bool:
-    """Whether it only moves on what its owner runs: neither fence nor owner changes."""
+    """Whether it continues what its owner runs: neither fence nor owner changes."""
     return verb.state is State.RUNNING and _SPECIAL(verb) == _NOT_SPECIAL
 
 
@@ -61,7 +61,7 @@ _GROUPS: dict[type, str] = {
 
 
 def group(verb: Verb) -> str:
-    """Which verbs travel together. Renewals are on their own, so that nothing slow delays them."""
+    """Return a verb's group. Renewals are a separate one, so that nothing slow delays them."""
     if type(verb) is Swap and is_renewal(verb):
         return "renew"
     return _GROUPS.get(type(verb), "chores")
@@ -70,11 +70,11 @@ def group(verb: Verb) -> str:
 def perform(
     verbs: Sequence[Verb], handler_of: Callable[[Verb], Handler[L]], limits: L
 ) -> Op[list[Any]]:
-    """Carry out verbs of one group, those of each kind together."""
+    """Carry out verbs of one group, each kind together."""
     handlers = [handler_of(verb) for verb in verbs]
     if handlers.count(handlers[0]) == len(handlers):
-        return _honest(handlers[0](verbs, limits))
-    return _honest(_kind_by_kind(handlers, verbs, limits))
+        return _mark_sent(handlers[0](verbs, limits))
+    return _mark_sent(_kind_by_kind(handlers, verbs, limits))
 
 
 def _kind_by_kind(
@@ -89,8 +89,8 @@ def _kind_by_kind(
     return outcomes
 
 
-def _honest(op: Op[T]) -> Op[T]:
-    """The same operation, except that after its first answer no failure is "not sent"."""
+def _mark_sent(op: Op[T]) -> Op[T]:
+    """Run `op`; after its first answer no failure counts as "not sent"."""
     answered = False
     try:
         question = next(op)

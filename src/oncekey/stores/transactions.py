@@ -128,7 +128,7 @@ def sql_transactions(store: Store) -> SqlTransactions | None:
 
 
 def perform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
-    """Carry out verbs on `connection`, in the transaction that is open there."""
+    """Carry out verbs in the open transaction of `connection`."""
     transactions = transactions_of(store)
     if transactions is None:
         raise _cannot_join(store, connection, _BLOCKING)
@@ -136,7 +136,7 @@ def perform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
 
 
 async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
-    """The same for async connections and sessions; blocking ones will do too."""
+    """The same for async connections and sessions, or for blocking ones."""
     transactions = transactions_of(store)
     if transactions is None:
         raise _cannot_join(store, connection, _ANY)
@@ -259,8 +259,8 @@ def is_of(connection: Any, module: str, name: str) -> bool:
 
 
 def connection_behind(given: Any) -> Any:
-    """The connection that an alias or a proxy of Django's, or a session of SQLAlchemy's, stands
-    for; any other as it is.
+    """Return the connection of a Django alias or proxy, or of a SQLAlchemy session; any other as it
+    is.
     """
     if isinstance(given, str) or is_of(given, "django.utils.connection", "ConnectionProxy"):
         return _django_connection(given)

@@ -1,7 +1,6 @@
 """A store from an address: `open_store("sqlite:///keys.db")`.
 
-Only the module of the chosen store is imported, and with it its driver, so that nobody needs the
-drivers of stores that they do not use.
+Only the module of the chosen store is imported, so that only its driver is needed.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from oncekey.stores.memory import MemoryStore
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of store: how its addresses begin, and what it needs."""
+    """A kind of store: the schemes of its URLs, and what it needs."""
 
     schemes: tuple[str, ...]
     example: str
     module: str | None = None
-    """Offers `open_url(url) -> Store`."""
+    """Its module, with `open_url(url) -> Store`."""
     drivers: tuple[str, ...] = ()
     extra: str | None = None
-    """What installs the drivers: `oncekey[extra]`."""
+    """The extra that installs the drivers: `oncekey[extra]`."""
 
 
 KINDS = (
@@ -84,26 +83,26 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class Unsealed(enum.Enum):
-    """No secrets were asked for. `None` does not say so: it is what an environment variable gives
-    that somebody forgot to set, and all that should be sealed would be written in the clear.
+    """No encryption was asked for. `None` does not mean that: a missing environment variable gives
+    None, and records that should be encrypted would be stored in the clear.
     """
 
     UNSEALED = "unsealed"
 
 
 def open_store(url: str, *, secrets: str | Sequence[str] | Unsealed = Unsealed.UNSEALED) -> Store:
-    """The store that a URL names. Nothing is connected yet. Raises `Misuse` for what names none.
+    """Return the store of a URL, without connecting. Raises `Misuse` for any other text.
 
-    With `secrets` everything in it is sealed: a list of texts, one text with commas between them,
-    or `@FILE` with one in each line. The first seals, all of them open (docs/sealed.md). None, or
-    no text at all, is a misuse: whoever wants nothing sealed leaves `secrets` out.
+    `secrets` encrypt everything in it: a list of texts, one text with commas between them, or
+    `@FILE` with one in each line. The first encrypts, all of them decrypt (docs/sealed.md). None or
+    an empty text is a misuse: leave `secrets` out to store records unencrypted.
     """
     store = _open_plain(url)
-    return store if isinstance(secrets, Unsealed) else _sealed(store, secrets)
+    return store if isinstance(secrets, Unsealed) else _seal(store, secrets)
 
 
 def as_store(given: str | Store) -> Store:
-    """A store as it was given, or the one that its URL names. Raises `Misuse` for anything else."""
+    """Return a store, or open the one of a URL. Raises `Misuse` for anything else."""
     if isinstance(given, str):
         return open_store(given)
     if isinstance(given, type) or not hasattr(given, "perform"):
@@ -112,23 +111,23 @@ def as_store(given: str | Store) -> Store:
 
 
 def migrate(store: str | Store) -> list[str]:
-    """Create or change what a store keeps its records in; the names of what was applied, none if it
-    is up to date. Safe to run twice, and beside running code. Raises `StoreUnavailable`.
+    """Create or update a store's schema; return the names of applied migrations, none if it is up
+    to date. Safe to run twice, and beside running code. Raises `StoreUnavailable`.
     """
     opened = as_store(store)
     with closing(opened.connect()) as connection:
         return run(opened.migrate(), connection.ask)
 
 
-def _sealed(store: Store, secrets: str | Sequence[str]) -> Store:
+def _seal(store: Store, secrets: str | Sequence[str]) -> Store:
     try:
         sealed = importlib.import_module("oncekey.stores.sealed.store")
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "cryptography":
             raise
         raise Misuse(f"secrets=…: {error}: pip install 'oncekey[sealed]'") from error
-    opened: Store = sealed.SealedStore(store, secrets)
-    return opened
+    sealed_store: Store = sealed.SealedStore(store, secrets)
+    return sealed_store
 
 
 def _open_plain(url: str) -> Store:
@@ -153,14 +152,14 @@ def _open_plain(url: str) -> Store:
 
 
 def must_be_readable(url: str, example: str) -> None:
-    """A misuse, unless its host and port can be told from its password."""
+    """Raise `Misuse` unless the host and port can be told from the password."""
     try:
         parts = urlsplit(url)
         if "," not in parts.netloc:  # PostgreSQL takes several hosts, each with its port
             _ = parts.port  # the standard library reads it only when asked
         if parts.netloc and "@" in example and not parts.scheme.endswith("unix"):
             _must_end_its_password(parts)
-    except ValueError:  # its text may hold a part of the password
+    except ValueError:  # its text may contain part of the password
         raise Misuse(
             f"{redact(url)}: its host or port cannot be read. It should look like {example}; "
             "write special characters in the password as %40 for @, %2F for / and so on"
@@ -169,13 +168,12 @@ def must_be_readable(url: str, example: str) -> None:
 
 _OPTION = re.compile(r"[^=]*=")
 _OPTION_WITH_AT = re.compile(r"\w*(?:user|username|password|cache)=")
-"""An option whose value may well hold an `@`: what else looks like one may be a part of a password.
-"""
+"""Options whose value may contain an `@`; anything else may be part of a password."""
 
 
 def _must_end_its_password(parts: SplitResult) -> None:
-    """A `/`, `?` or `#` in a password ends it for every parser: what stands before would be a port,
-    and the user's name a host. Then an `@` comes late, where none has to be.
+    """Raise `ValueError` if the password contains a `/`, `?` or `#`: every parser ends it there,
+    and takes the part before for a port and the user for a host. An `@` then comes too late.
     """
     option = _OPTION if "@" in parts.netloc else _OPTION_WITH_AT
     late = [pair for pair in parts.query.split("&") if not option.match(pair)]
@@ -187,8 +185,8 @@ def _open(url: str, kind: Kind, module: str) -> Store:
     try:
         store: Store = importlib.import_module(module).open_url(url)
     except ImportError as error:
-        # Without a name it is a driver that gave up on a library of its own; with any name but a
-        # driver's it is a mistake of ours.
+        # Without a name it comes from a driver that lacks a library; with another name than a
+        # driver's it is our mistake.
         name = error.name and error.name.partition(".")[0]
         if not kind.drivers or name not in (None, *kind.drivers):
             raise
@@ -197,7 +195,7 @@ def _open(url: str, kind: Kind, module: str) -> Store:
             f"{redact(url)}: its driver cannot be imported ({reason}): "
             f"pip install 'oncekey[{kind.extra}]'"
         ) from error
-    except ValueError:  # its text may hold a part of the password
+    except ValueError:  # its text may contain part of the password
         raise Misuse(
             f"{redact(url)}: one of its values cannot be read; it should look like {kind.example}"
         ) from None
@@ -205,7 +203,9 @@ def _open(url: str, kind: Kind, module: str) -> Store:
 
 
 def _no_text(given: object) -> str:
-    what = "None" if given is None else f"a {type(given).__name__}"  # itself may hold a password
+    what = (
+        "None" if given is None else f"a {type(given).__name__}"
+    )  # the value itself may contain a password
     return f"a store is named by its URL, which is a str, and not by {what}. {_choice()}"
 
 
@@ -229,7 +229,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", ""})
 
 
 def canonical_host(host: str) -> str:
-    """A host name as it is compared with others: names of this machine are one."""
+    """Normalise a host name to compare it: names of this machine are equal."""
     return "localhost" if host.lower() in _LOCAL else host.lower().rstrip(".")
 
 
@@ -241,11 +241,11 @@ _SECRET_FIELD = re.compile(
 
 
 def redact(url: str) -> str:
-    """The URL as it may be shown: without its password, wherever it stands.
+    """Return the URL without its password, to show it.
 
-    A password may hold unescaped `@`, `/` and `#`, where parsers disagree on what belongs to it.
-    Everything from the first colon to the last `@` is therefore left out: rather a host too little
-    than a password too much.
+    A password may contain unescaped `@`, `/` and `#`, and parsers disagree on where it ends. So
+    everything from the first colon to the last `@` is left out: better to hide a host than to show
+    a password.
     """
     shown = _SECRET_FIELD.sub(r"\1=***", url)
     scheme, separator, rest = shown.partition("://")
@@ -258,9 +258,9 @@ def redact(url: str) -> str:
 
 
 def scrub(url: str, text: str) -> str:
-    """The text without the URL's password, should a driver have quoted it.
+    """Remove the URL's password from a text, if a driver quoted it.
 
-    Within a word it stands by chance, and leaving it out there would tell what it is.
+    Within a word it is there by chance, and removing it would reveal it.
     """
     raw = urlsplit(url).password or ""
     for secret in {raw, unquote(raw)} - {""}:

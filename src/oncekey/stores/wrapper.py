@@ -1,6 +1,6 @@
-"""Stores around stores: asked like the one within, which keeps the records.
+"""Stores around another store, which keeps the records: sealed and tiered.
 
-Here, and not beside those that are one, because they need drivers that not everybody has.
+In a separate module because those two need drivers that are optional.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StoreAround:
     """A store around another one, with the capabilities of that one."""
 
     is_cache: ClassVar = False
-    """Whether nothing is lost without it."""
+    """Whether it only caches: without it no record is lost."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -52,19 +52,19 @@ class StoreAround:
         return inner if self.is_cache else (type(self).__name__, inner)
 
     def __getattr__(self, name: str) -> Any:
-        """What only one kind of store has, such as the file of SQLite."""
-        if name.startswith("_") or name == "inner":  # a copy has nothing yet when it is asked
+        """Pass on attributes of one kind of store, such as SQLite's file."""
+        if name.startswith("_") or name == "inner":  # a copy has no attributes yet
             raise AttributeError(name)
         return getattr(self.inner, name)
 
 
-def keeper(store: Store) -> Store:
-    """The store that keeps the records: within what seals them, and behind what remembers them."""
-    return keeper(store.inner) if isinstance(store, StoreAround) else store
+def innermost(store: Store) -> Store:
+    """Return the store that keeps the records, within encryption and caches."""
+    return innermost(store.inner) if isinstance(store, StoreAround) else store
 
 
 def without_cache(store: Store) -> Store:
-    """A store of the same records that can be asked while their cache is down."""
+    """Return a store of the same records that works while their cache is down."""
     if not isinstance(store, StoreAround):
         return store
     inner = without_cache(store.inner)

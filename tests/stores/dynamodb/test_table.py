@@ -7,7 +7,7 @@ import pytest
 from oncekey._core.op import run
 from oncekey._core.verbs import Find
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores.checks import Risk, insist
+from oncekey.stores.checks import Risk, refuse_unsafe
 from oncekey.stores.dynamodb.checks import definition, findings
 from oncekey.stores.dynamodb.statements import ErrorResponse, to_store_error
 from oncekey.stores.dynamodb.store import open_url
@@ -66,8 +66,8 @@ def test_a_table_of_somebody_elses_is_refused(dynamodb_endpoint: str) -> None:
 def test_a_global_table_is_refused_unless_it_is_allowed() -> None:
     table = {**definition("t"), "Replicas": [{"RegionName": "eu-west-1"}]}
     with pytest.raises(StoreUnfit, match="eu-west-1"):
-        insist(findings(table), "dynamodb://t", ())
-    insist(findings(table), "dynamodb://t", (Risk.GLOBAL_TABLE,))
+        refuse_unsafe(findings(table), "dynamodb://t", ())
+    refuse_unsafe(findings(table), "dynamodb://t", (Risk.GLOBAL_TABLE,))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from oncekey._core.reserved_records import reserved_claim
 from oncekey._core.verbs import Count, Insert
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import connection as line
-from oncekey.stores.checks import Finding, Level, Risk, insist
+from oncekey.stores.checks import Finding, Level, Risk, refuse_unsafe
 from oncekey.stores.connection import AsyncStoreConnection, StoreConnection
 from oncekey.stores.mysql.checks import PACKET_BYTES, PACKET_BYTES_MIN, Server, statements
 from oncekey.stores.mysql.connection import parse_url
@@ -59,7 +59,7 @@ def test_a_server_that_hangs_up_at_once_is_away_and_not_unfit(
 
 def unfit(server: Server, *allowed: Risk) -> str | None:
     try:
-        insist(server.findings(), "mysql://host/keys", allowed)
+        refuse_unsafe(server.findings(), "mysql://host/keys", allowed)
     except StoreUnfit as refused:
         return str(refused)
     return None
@@ -129,7 +129,7 @@ def test_p3_packets_that_not_every_answer_fits_into_have_to_be_accepted_by_name(
 @pytest.mark.parametrize(
     ("server", "told"),
     [
-        (replace(FIT, read_only=True), "read_only = 1: as replicas have it"),
+        (replace(FIT, read_only=True), "read_only = 1: as on a replica"),
         (replace(FIT, other_engines={"oncekey_steps": "Aria"}), "oncekey_steps in Aria"),
     ],
 )
@@ -352,7 +352,7 @@ def test_values_are_numbers_or_digits(given: Any, text: str) -> None:
 
 @pytest.mark.parametrize("given", [float("inf"), float("nan")])
 def test_what_is_no_number_is_refused(given: float) -> None:
-    with pytest.raises(ValueError, match="cannot be kept"):
+    with pytest.raises(ValueError, match="cannot be stored"):
         literal(given)
 
 

@@ -17,7 +17,7 @@ from oncekey._core.verbs import AppendStep, Done, Refused, Steps
 from oncekey.stores import transactions
 from oncekey.stores.mysql import transactions as mysql_transactions
 from oncekey.stores.mysql.statements import Question
-from oncekey.stores.mysql.transactions import Server, ajoin, join
+from oncekey.stores.mysql.transactions import CallersServer, ajoin, join
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
 from tests.servers.mariadb import mysql_connection
@@ -144,7 +144,7 @@ def _look(db: Any) -> None:
     ],
 )
 def test_only_servers_that_have_the_setting_are_told(version: str, knows: bool) -> None:
-    [statement] = Server(version).put(Question(("SELECT 1",)))
+    [statement] = CallersServer(version).statements(Question(("SELECT 1",)))
     assert ("innodb_snapshot_isolation" in statement) is knows
 
 
@@ -154,16 +154,16 @@ IMPATIENT = Question(
 
 
 def test_mariadb_is_told_with_the_statement_to_wait_for_nobody() -> None:
-    server = Server("10.6.4-MariaDB")
-    savepoint, insert = server.put(IMPATIENT)
+    server = CallersServer("10.6.4-MariaDB")
+    savepoint, insert = server.statements(IMPATIENT)
     assert savepoint == "SAVEPOINT here"
     assert insert.startswith("SET STATEMENT innodb_lock_wait_timeout = 0 FOR INSERT")
     assert server.around(IMPATIENT) == ([], [])
 
 
 def test_mysql_is_told_before_and_gets_back_what_its_session_had() -> None:
-    server = Server("9.7.4")
-    assert server.put(IMPATIENT) == list(IMPATIENT.statements)
+    server = CallersServer("9.7.4")
+    assert server.statements(IMPATIENT) == list(IMPATIENT.statements)
     [before], [after] = server.around(IMPATIENT)
     assert "@oncekey_wait_s = @@SESSION.innodb_lock_wait_timeout" in before
     assert after == "SET SESSION innodb_lock_wait_timeout = @oncekey_wait_s"
@@ -178,7 +178,7 @@ async def test_who_is_cancelled_in_a_hurry_hears_that_and_nothing_else(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver closes such a connection: it has no settings to get back."""
-    monkeypatch.setattr(mysql_transactions, "Server", lambda version: Server("9.7.4"))
+    monkeypatch.setattr(mysql_transactions, "CallersServer", lambda version: CallersServer("9.7.4"))
     async with by_asyncmy(mariadb_url) as joinable:
         ask = ajoin(None, joinable.connection)
         assert ask is not None
@@ -190,7 +190,7 @@ async def test_who_is_cancelled_in_a_hurry_hears_that_and_nothing_else(
 def test_who_loses_its_connection_in_a_hurry_hears_why(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mysql_transactions, "Server", lambda version: Server("9.7.4"))
+    monkeypatch.setattr(mysql_transactions, "CallersServer", lambda version: CallersServer("9.7.4"))
     with mysql_connection(mariadb_url) as other, mysql_connection(mariadb_url) as db:
         db.begin()
         ask = join(None, db)

@@ -18,7 +18,7 @@ from oncekey._core.op import arun, run
 from oncekey._core.verbs import Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import Store
-from oncekey.stores.postgres.layouts import Moved, move
+from oncekey.stores.postgres.layouts import MoveProgress, move
 from oncekey.stores.postgres.store import PostgresStore, open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
@@ -96,7 +96,7 @@ def laid_out(server: str, layout: str) -> Iterator[str]:
         yield url
 
 
-def unwatched(_: Moved | None) -> None:
+def unwatched(_: MoveProgress | None) -> None:
     pass
 
 

@@ -54,7 +54,7 @@ def _prepare(store: PostgresStore, **changes: Any) -> None:
         ({"standby": True, "read_only": True}, ": a standby: "),
         ({"read_only": True}, "default_transaction_read_only = off"),
         ({"isolation": "serializable"}, "default_transaction_isolation = 'read committed'"),
-        ({"encoding": "LATIN1"}, "LATIN1: it has not all characters: .* ENCODING 'UTF8'"),
+        ({"encoding": "LATIN1"}, "LATIN1: it lacks characters: .* ENCODING 'UTF8'"),
         (
             {"fsync": False},
             "fsync = off: a crash can forget .* or accept that by adding allow=unsafe",

@@ -19,7 +19,7 @@ from oncekey._core.record import Record, Step
 from oncekey._core.verbs import AppendStep, Done, Purge, Requested, Steps, Swap, Sweep
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.postgres import layouts
-from oncekey.stores.postgres.layouts import INLINE, PARTITIONED, SEPARATE, Moved, move
+from oncekey.stores.postgres.layouts import INLINE, PARTITIONED, SEPARATE, MoveProgress, move
 from oncekey.stores.postgres.statements import STATEMENTS
 from oncekey.stores.postgres.store import PostgresStore, open_url
 from oncekey.stores.postgres.verbs import Question
@@ -282,7 +282,7 @@ def test_steps_and_requests_are_written_during_a_move(
     records = [begun(case) for _ in range(6)]
     expected = {record.id: [CHARGE, MAIL] for record in records}
 
-    def watch(_: Moved | None) -> None:
+    def watch(_: MoveProgress | None) -> None:
         records.append(begun(case))
         expected[records[-1].id] = [CHARGE, MAIL]
         for record in records:

@@ -20,7 +20,14 @@ from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import layouts, transactions
-from oncekey.stores.postgres.layouts import INLINE, LAYOUTS, PARTITIONED, SEPARATE, Moved, move
+from oncekey.stores.postgres.layouts import (
+    INLINE,
+    LAYOUTS,
+    PARTITIONED,
+    SEPARATE,
+    MoveProgress,
+    move,
+)
 from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES
@@ -64,7 +71,7 @@ def test_whatever_was_kept_is_kept_the_same(case: Case, before: str, after: str)
     kept = fill(case)
     shares: list[float] = []
 
-    def watch(moved: Moved | None) -> None:
+    def watch(moved: MoveProgress | None) -> None:
         assert look(case) == kept, "every moment of a move shows all that there is"
         assert moved is not None
         shares.append(moved.share)
@@ -85,7 +92,7 @@ def test_a_move_that_was_cut_short_is_taken_up_again(case: Case, before: str, af
     for after_batches in range(1, 9):
         left = iter(range(after_batches))
 
-        def watch(_: Moved | None, left: Iterator[int] = left) -> None:
+        def watch(_: MoveProgress | None, left: Iterator[int] = left) -> None:
             if next(left, None) is None:
                 raise KeyboardInterrupt
 
@@ -107,7 +114,7 @@ def test_records_are_begun_completed_and_taken_over_during_a_move(
     waiting = [case.begin() for _ in range(12)]
     done: dict[bytes, Answer] = {}
 
-    def watch(_: Moved | None) -> None:
+    def watch(_: MoveProgress | None) -> None:
         for record in (waiting.pop() if waiting else case.begin(), case.begin()):
             done[record.id] = Answer(201, (), record.id)
             case.done(case.complete(record, done[record.id]))
@@ -131,9 +138,9 @@ def test_a_write_that_looked_before_is_waited_for(case: Case, fresh_url: str) ->
     with psycopg.connect(fresh_url, cursor_factory=psycopg.RawCursor) as rival:
         complete = store.perform([case.complete(record)])
         run(complete, lambda asked: rival.execute(asked.sql.encode(), asked.args).fetchall())
-        waits: list[Moved | None] = []
+        waits: list[MoveProgress | None] = []
 
-        def watch(moved: Moved | None) -> None:
+        def watch(moved: MoveProgress | None) -> None:
             waits.append(moved)
             rival.commit()
 
@@ -220,8 +227,8 @@ def test_atomic_mode_and_a_joined_completion_write_where_the_layout_says(
 def test_two_moves_at_a_time_would_undo_each_other(case: Case, fresh_url: str) -> None:
     fill(case)
 
-    def watch(_: Moved | None) -> None:
-        with pytest.raises(StoreUnavailable, match="somebody else is changing the layout"):
+    def watch(_: MoveProgress | None) -> None:
+        with pytest.raises(StoreUnavailable, match="another process is changing the layout"):
             move(case.subject.store, PARTITIONED, unwatched)
 
     assert move(case.subject.store, SEPARATE, watch) > 0

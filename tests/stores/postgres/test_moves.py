@@ -20,7 +20,7 @@ from oncekey._core.record import Answer, Record
 from oncekey._core.verbs import Done, Find, Purge, Sweep
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.postgres import layouts
-from oncekey.stores.postgres.layouts import INLINE, PARTITIONED, SEPARATE, Moved, move
+from oncekey.stores.postgres.layouts import INLINE, PARTITIONED, SEPARATE, MoveProgress, move
 from oncekey.stores.postgres.statements import STATEMENTS
 from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case
@@ -74,7 +74,7 @@ def test_p4_an_answer_that_was_written_by_an_old_snapshot_is_taken_along(
         rival.isolation_level = IsolationLevel.REPEATABLE_READ
         rival.execute("SELECT 1 FROM oncekey_schema")
 
-        def watch(_: Moved | None) -> None:
+        def watch(_: MoveProgress | None) -> None:
             if rival.info.transaction_status:
                 complete = store.perform([case.complete(record, KEPT)])
                 assert run(complete, asking(rival)) == [Done(record.fence)]
@@ -96,7 +96,7 @@ def test_p3_an_old_snapshot_shows_the_answer_until_its_transaction_ends(
         rival.isolation_level = IsolationLevel.REPEATABLE_READ
         older.execute("LOCK TABLE oncekey_claims IN ROW EXCLUSIVE MODE")
 
-        def watch(moved: Moved | None) -> None:
+        def watch(moved: MoveProgress | None) -> None:
             if older.info.transaction_status:  # the layout is said, nothing is taken along yet
                 older.commit()
                 rival.execute("SELECT 1 FROM oncekey_schema")
@@ -115,7 +115,7 @@ def test_what_vacuum_holds_is_not_in_the_way(case: Case, url: str) -> None:
     with rival_of(url) as older, rival_of(url) as vacuum:
         older.execute("LOCK TABLE oncekey_claims IN ROW EXCLUSIVE MODE")
 
-        def watch(_: Moved | None) -> None:
+        def watch(_: MoveProgress | None) -> None:
             if older.info.transaction_status:
                 vacuum.execute("LOCK TABLE oncekey_claims IN SHARE UPDATE EXCLUSIVE MODE")
                 older.commit()
@@ -132,7 +132,7 @@ def test_a_held_record_is_waited_for_again(case: Case, url: str) -> None:
     with rival_of(url) as older, rival_of(url) as holder:
         older.execute("LOCK TABLE oncekey_claims IN ROW EXCLUSIVE MODE")
 
-        def watch(moved: Moved | None) -> None:
+        def watch(moved: MoveProgress | None) -> None:
             if moved is not None:
                 return
             waits.append(None)
@@ -297,7 +297,7 @@ def test_nobody_turns_days_while_their_table_is_replaced(case: Case, url: str) -
     move(store, PARTITIONED, unwatched)
     waits: list[None] = []
 
-    def watch(moved: Moved | None) -> None:
+    def watch(moved: MoveProgress | None) -> None:
         assert moved is None
         waits.append(moved)
         turning.execute("SELECT pg_advisory_unlock_all()")

@@ -8,7 +8,7 @@ from typing import Any
 from oncekey._core.op import Op, Pause
 from oncekey._system.clock import Clock
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores.checks import Examination, allowed, insist
+from oncekey.stores.checks import Examination, parse_risks, refuse_unsafe
 from oncekey.stores.dynamodb import checks
 from oncekey.stores.dynamodb.checks import OLDEST_READER, SCHEMA, TTL, definition
 from oncekey.stores.dynamodb.scan import OPEN, TENANTS
@@ -34,7 +34,7 @@ class Table:
     def __init__(self, name: str, address: str, allow: Collection[str], clock: Clock) -> None:
         self._name = name
         self._address = address
-        self.allowed = allowed(allow, checks.RISKS)
+        self.allowed = parse_risks(allow, checks.RISKS)
         self._clock = clock
         self._checked_at: float | None = None
 
@@ -71,10 +71,10 @@ class Table:
 
     def _check(self) -> Op[None]:
         note = yield from self._read_schema()
-        insist([checks.schema(note, self._address)], self._address, ())
+        refuse_unsafe([checks.schema(note, self._address)], self._address, ())
         answer = yield from self._ask("describe_table")
         if not isinstance(answer, ErrorResponse):
-            insist(checks.findings(answer["Table"]), self._address, self.allowed)
+            refuse_unsafe(checks.findings(answer["Table"]), self._address, self.allowed)
         elif answer.code not in ACCESS_DENIED:  # only this check needs it
             raise self.to_store_error(answer)
 
@@ -132,7 +132,7 @@ class Table:
         elif isinstance(answer, ErrorResponse):
             raise self.to_store_error(answer)
         table = yield from self._active()
-        insist(checks.findings(table), self._address, self.allowed)
+        refuse_unsafe(checks.findings(table), self._address, self.allowed)
         made += yield from self._time_to_live()
         note = {**_SCHEMA_KEY, "version": n(SCHEMA), "oldest_reader": n(OLDEST_READER)}
         written = yield from self._ask(

@@ -31,8 +31,8 @@ MYSQL_MIN = (8, 0)
 MARIADB_MIN = (10, 6)
 RISKS = (Risk.DURABILITY, Risk.PACKETS, Risk.CONNECTIONS)
 PACKET_BYTES_MIN = 2 * (DEFAULTS.answer_bytes_max + 65_536)
-"""For the longest answer that is kept unless a policy says otherwise, and its headers: values
-travel as hexadecimal digits. A batch is cut to what the server takes.
+"""For the longest answer that the default policy stores, and its headers: values are sent as
+hexadecimal digits. A batch is cut to what the server takes.
 """
 PACKET_BYTES = 16_777_216
 """What to set."""
@@ -50,13 +50,13 @@ SETTINGS = {
     "sql_auto_is_null": "0",
     "group_concat_max_len": "1048576",
 }
-"""How SQL is read, values are written, and how much is given: as each session of ours sets it."""
+"""Settings of each of our sessions: how SQL is read, values are written, results are limited."""
 
 PREPARE = Question(
     (
         "SELECT VERSION(), @@GLOBAL.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, "
         "@@GLOBAL.sync_binlog, @@SESSION.max_allowed_packet, @@SESSION.max_user_connections, "
-        "SLEEP(0.001), sysdate(6) > now(6)",  # in small letters, which `mysql_join` leaves as it is
+        "SLEEP(0.001), sysdate(6) > now(6)",  # lower case: `transactions` does not replace it
         "SELECT MAX(number), MAX(oldest_reader) FROM oncekey_schema",
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
         "AND table_name IN ('oncekey_claims', 'oncekey_steps', 'oncekey_fences', 'oncekey_held', "
@@ -67,7 +67,7 @@ PREPARE = Question(
 
 @value
 class Server:
-    """What a server says of itself."""
+    """What a server reports."""
 
     version: str
     read_only: bool
@@ -76,14 +76,14 @@ class Server:
     sync_binlog: int
     packet_bytes_max: int
     other_engines: dict[str, str]
-    """Our tables that are not in InnoDB."""
+    """Our tables that are not in InnoDB, and their engine."""
     connections_max: int | None = None
-    """The user's."""
+    """The limit of the user."""
     reads_clock: bool = True
-    """`SYSDATE` says what time it is, and not when the statement began."""
+    """Whether `SYSDATE` is the time of evaluation, and not that of the statement's start."""
 
     def findings(self) -> Iterator[Finding]:
-        """What decides whether it may be used, but for the schema."""
+        """Check all that decides whether it may be used, but the schema."""
         yield _version(self.version)
         yield self._role()
         yield self._engines()
@@ -101,7 +101,7 @@ class Server:
             return unsafe(
                 "role",
                 "read_only = 1",
-                "as replicas have it: nothing can be claimed, and what it shows may be old",
+                "as on a replica: nothing can be claimed, and its data may be old",
                 "Name the primary, or SET GLOBAL read_only = 0 there",
             )
         return Finding("role", "read and write")
@@ -130,7 +130,7 @@ class Server:
 
     @property
     def shows_early(self) -> bool:
-        """A commit, to others, before it is on disk."""
+        """Whether others see a commit before it is on disk."""
         return not self.log_bin and self.flush_log in _SYNCED
 
     def _packets(self) -> Finding:
@@ -150,14 +150,14 @@ class Server:
             return unsafe(
                 "time of writing",
                 "sysdate-is-now",
-                "whatever waits for a row goes by the time before: leases and records end early",
+                "a statement that waited uses the time before: leases and records end early",
                 "Take sysdate-is-now out of the server's configuration",
             )
         return Finding("time of writing", "SYSDATE reads the clock")
 
 
 def server(replies: list[Reply]) -> Server:
-    """The answers to `PREPARE`, but for the schema's."""
+    """Read the replies to `PREPARE`, all but the schema's."""
     [row] = replies[0].rows
     version, read_only, flush_log, log_bin, sync_binlog, *others = row
     packet_bytes_max, connections_max, _, reads_clock = others
@@ -219,13 +219,13 @@ _PROBES = {
     "UPDATE": ("UPDATE {0} SET {1} = {1} WHERE 1 = 0", "claims steps fences"),
     "DELETE": ("DELETE FROM {0} WHERE 1 = 0", "claims steps"),
 }
-"""They change nothing, and need what the verbs need."""
+"""They change nothing, and need the privileges that the verbs need."""
 
 BUSY_SHARE = 0.8
 
 
 def examine(address: str) -> Op[Examination]:
-    """Everything: also what is no reason to refuse the server."""
+    """Check everything, also what is no reason to refuse the server."""
     denied = False
     try:
         replies = yield PREPARE
@@ -325,7 +325,7 @@ def _connections(open_now: int, most: int) -> Finding:
 # ------------------------------------------------------------------------------------------ schema
 
 ONE_MIGRATOR = "LEFT(CONCAT('oncekey migrate ', DATABASE()), 64)"
-"""The name of a lock that belongs to the session: what creates tables ends every transaction."""
+"""The name of a session's lock: statements that create tables end every transaction."""
 NOTEBOOK = """\
 CREATE TABLE IF NOT EXISTS oncekey_schema (
     number        INT NOT NULL PRIMARY KEY,
@@ -336,7 +336,7 @@ CREATE TABLE IF NOT EXISTS oncekey_schema (
 
 
 def statements(migration: Migration) -> list[str]:
-    """The statements of a migration, one by one, without comments."""
+    """Return the statements of a migration, without comments."""
     bare = re.sub(r"--.*", "", migration.sql)
     return [statement.strip() for statement in bare.split(";") if statement.strip()]
 

@@ -60,7 +60,7 @@ class Address:
         return redact(self.url)
 
     def driver(self) -> dict[str, Any]:
-        """The arguments that both drivers take."""
+        """Return the arguments that both drivers take."""
         parts = urlsplit(self.url)
         given: dict[str, Any] = {
             "host": parts.hostname or "localhost",
@@ -83,12 +83,12 @@ class Address:
         return server, where["database"]
 
     def scrub(self, text: str) -> str:
-        """The text without the password, should a driver have quoted it."""
+        """Remove the password, if a driver quoted it."""
         return scrub(self.url, text)
 
 
 def parse_url(url: str) -> tuple[Address, dict[str, Any]]:
-    """The address that a URL names, and the rest of it as options of the store."""
+    """Split a URL into an address and the options of the store."""
     base, _, query = url.partition("?")
     parts = urlsplit(base)
     if not parts.username or not parts.path[1:]:
@@ -119,7 +119,7 @@ def _option(name: str, value: str) -> dict[str, Any]:
         try:
             return {name: float(value)}
         except ValueError:
-            pass  # told below
+            pass  # reported below
     raise Misuse(
         f"{name}={value} is not understood. There are "
         "allow=unsafe-durability,small-packets,few-connections, tls=true, tls_ca=FILE, "
@@ -141,7 +141,7 @@ class MySQLDriver:
         self._connect_timeout_s = connect_timeout_s
 
     def session(self) -> str:
-        """What a session of ours begins with. The last reply says how long a packet may be."""
+        """Return how a session begins. The last reply says how long a packet may be."""
         wait_s = self.limits.row_wait_s
         return (
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
@@ -160,7 +160,7 @@ class MySQLDriver:
                 connect_timeout=max(1, math.ceil(self._connect_timeout_s)),
                 read_timeout=self._connect_timeout_s,
                 write_timeout=self.limits.timeout_s,
-                # Else it reads all certificates that the system trusts, and checks none of them.
+                # Otherwise it loads all certificates that the system trusts, and checks none.
                 ssl_disabled=self.address.tls is None,
             )
             return MySQLConnection(self, connection)
@@ -178,7 +178,7 @@ class MySQLDriver:
             raise self.translate(error, sent=False) from self._cause(error)
 
     def packet(self, question: Question, bytes_max: int) -> str:
-        """The text of a question. It has no character beyond ASCII."""
+        """Return the text of a question, which is ASCII."""
         parts = question.statements
         if question.atomic:
             flush = durability.WRITES if question.flushed and self.shows_early else ()
@@ -195,7 +195,7 @@ class MySQLDriver:
         return StoreUnavailable(f"{self.address.shown}: {self.address.scrub(why)}", sent=sent)
 
     def translate(self, error: Any, *, sent: bool = True) -> Exception:
-        """A driver's error in the words of the contract; what is the verb's own fault stays."""
+        """Translate a driver's error into one of the contract; keep those that the verb caused."""
         shown = self.address.shown
         why = self.address.scrub(str(error) or type(error).__name__)
         match error.args[0] if error.args else None:
@@ -215,13 +215,13 @@ class MySQLDriver:
         if sent and isinstance(error, _OWN_FAULTS):
             own: Exception = error
             return own
-        # The drivers' other one says that a server hung up while they prepared the connection.
+        # The drivers' other RuntimeError: the server hung up while they prepared the connection.
         if isinstance(error, RuntimeError) and "package is required" in why:
             return StoreUnfit(f"{shown}: {why}. Install it, or connect with tls=true")
         return self.unavailable(why, sent=sent)
 
     def _cause(self, error: Exception) -> Exception | None:
-        """The error as a cause, unless it quotes the password."""
+        """Return the error as a cause, unless it quotes the password."""
         return error if self.address.scrub(str(error)) == str(error) else None
 
 
@@ -239,7 +239,7 @@ def _late(timeout_s: float) -> str:
 
 
 def _answers(question: Question, replies: list[Reply]) -> list[Reply]:
-    """Without those to what makes it a transaction."""
+    """Drop the replies to the statements around a transaction."""
     if question.atomic:
         del replies[1 + len(question.statements) : len(replies) - len(question.after)], replies[0]
     return replies
@@ -292,7 +292,7 @@ class AsyncMySQLConnection:
         return replies
 
     async def _roll_back(self) -> None:
-        """A statement that failed ends neither the transaction nor what it holds."""
+        """End the transaction and its locks: a failed statement does not."""
         try:
             await self._replies("ROLLBACK")
         except DRIVER_ERRORS as error:
@@ -304,7 +304,7 @@ class AsyncMySQLConnection:
         self._abort()
 
     def _abort(self) -> None:
-        """Hang up at once: a server that reads nothing is not waited for."""
+        """Hang up at once, without waiting for a server that does not read."""
         if self._connection._transport is not None:
             self._connection._transport.abort()
         self._connection.close()
@@ -342,7 +342,7 @@ class MySQLConnection:
                 raise
             raise translated from error
         except BaseException:
-            self._connection.hang_up()  # interrupted: what it still carries is nobody's
+            self._connection.hang_up()  # interrupted: it may still carry a reply
             raise
 
     def _replies(self, text: str) -> list[Reply]:
@@ -365,12 +365,12 @@ class MySQLConnection:
 
 
 class _Bounded(PyMySQLConnection):  # type: ignore[misc]
-    """A connection that waits for the server only until its deadline."""
+    """A connection that waits for the server until its deadline."""
 
     deadline = math.inf
 
     def is_gone(self) -> bool:
-        """Unasked, a server speaks only to say farewell."""
+        """Whether the server hung up: unasked, it sends only that."""
         if not self.open:
             return True
         poll = select.poll()

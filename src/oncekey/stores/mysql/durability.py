@@ -1,22 +1,22 @@
-"""Nothing is said that is not on disk: on MySQL and MariaDB without a binary log.
+"""Answer only what is on disk: on MySQL and MariaDB without a binary log.
 
-There InnoDB shows a commit to others first, and brings it to disk then. Whoever made it is answered
-once it is there. Another who reads it meanwhile would be answered from what a crash in the same
-moment forgets; so would the same worker, if it lost patience and asks again. So a batch that found
-something that its caller relies on commits a little write of its own before it says so: the redo
-log is one file, and a commit that is on disk has all before it there. With a binary log nobody sees
-a commit before it is on disk, and nothing of this is needed.
+There InnoDB shows a commit to others before it is on disk. The transaction itself is acknowledged
+once it is there; but another process that reads it meanwhile would answer from data that a crash in
+the same moment loses, and so would the same process if it timed out and asks again. So a batch that
+found something its caller relies on commits a small write before it answers: the redo log is one
+file, and a commit that is on disk has all earlier ones there. With a binary log no commit is seen
+before it is on disk, and none of this is needed.
 
-What is relied on: a record that has ended, for it is replayed; and one that runs under the verb's
-own token, for its handler is about to run. Of what else is found nothing is said that matters, or a
-swap follows, which is a later commit itself; so is the swap of whoever reads another's steps. A
-step that is appended again changes nothing, and would commit nothing: its question says `flushed`.
+A caller relies on a record that has ended, because it is replayed; and on one that runs under the
+verb's own token, because its handler is about to run. For any other record nothing depends on it,
+or a swap follows, which is a later commit itself. A step that is appended again changes nothing,
+and would commit nothing: its question says `flushed`.
 
-A record that ended long ago is on disk, and its replay writes nothing. Of one that ended it is only
-known when it expires. `retention_s` before that it ended, or, where retention counts from the first
-use, began: hence an hour, and not the seconds that a disk takes. What was renewed, given back or
-taken over may have ended any time after it began, and counts as new; as does an unknown one, which
-is kept for longer.
+A record that ended long ago is on disk, and its replay writes nothing. A record only tells when it
+expires. It ended `retention_s` before that, or, if retention counts from the first use, began then:
+hence an hour, and not the seconds that a disk takes. A record that was renewed, released or taken
+over may have ended any time after it began, and counts as new; so does an unknown one, which is
+kept for longer.
 """
 
 # ruff: noqa: S608  (there is no value in them)
@@ -39,22 +39,22 @@ WRITES = (
     f"VALUES ({_OURS}, 0, '', 0, '')",
     f"DELETE FROM oncekey_steps WHERE id = {_OURS} AND generation = 0 AND name = ''",
 )
-"""A row that nobody else ever sees. What changes nothing would not be committed. It stands behind
-those of all records, where no caller's transaction holds a gap, and is named by its whole key: so
-this waits for nobody.
+"""Insert and remove a row that no other transaction sees, since a transaction that changes nothing
+commits nothing. The row sorts after those of all records, where no caller's transaction locks a
+gap, and is named by its whole key: so this never waits.
 """
 FLUSH = Question((), atomic=True, flushed=True)
 
 
-def before_said(verbs: Sequence[Verb], op: Op[list[Any]]) -> Op[list[Any]]:
-    """The same outcomes, once what is relied on of them is on disk."""
+def answer_durably(verbs: Sequence[Verb], op: Op[list[Any]]) -> Op[list[Any]]:
+    """Return the outcomes once what callers rely on is on disk."""
     outcomes = yield from op
-    if any(map(_relies, verbs, outcomes)):
+    if any(map(_is_relied_on, verbs, outcomes)):
         yield FLUSH
     return outcomes
 
 
-def _relies(verb: Verb, outcome: Any) -> bool:
+def _is_relied_on(verb: Verb, outcome: Any) -> bool:
     record = outcome.record if isinstance(outcome, Found | Refused) else outcome
     if not isinstance(record, Record):
         return False
@@ -65,7 +65,7 @@ def _relies(verb: Verb, outcome: Any) -> bool:
 
 
 def _ended_long_ago(record: Record) -> bool:
-    at_once = record.beat <= 1  # its end was all that became of it
+    at_once = record.beat <= 1  # nothing happened to it but its end
     return at_once and record.retention_s - record.expires_in_s >= NEW_S
 
 

@@ -1,8 +1,8 @@
 """Statements for MySQL and MariaDB as plain text, with the values in it. Pure.
 
-Neither driver can send values apart from the text. So that no character set, `sql_mode` or rule of
-escaping has a say in what they mean, every value goes as a number or in hexadecimal digits: what
-was given can neither end a literal nor begin one.
+Neither driver can send values apart from the text. So every value goes as a number or in
+hexadecimal digits, whose meaning depends on no character set, `sql_mode` or escaping rule: no value
+can end a literal or begin one.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ Our sessions are in UTC.
 CLOCK_OF_ANY_SESSION = "UTC_TIMESTAMP(6)"
 """The clock when the statement began, whatever the session's time zone is."""
 LONG_BYTES_MIN = 16_384
-"""From here on a value is sent with its own verb only: where rows are made into a table, both
-servers choose the columns' types, and may cut what is longer without a word.
+"""From this length on a value goes with its own verb only: in a table made of rows, both servers
+choose the types of columns, and may truncate longer values silently.
 """
 FOR_EVER_US = 3 * SECONDS_MAX * 1_000_000
-"""A lease, a retention and a tombstone, each as long as can be. A DATETIME can hold that date."""
+"""The longest lease, retention and tombstone together. A DATETIME can hold that date."""
 
 
 @value
 class Question:
-    """Statements that are sent in one go, each answered with a `Reply`."""
+    """Statements that are sent together, each answered with a `Reply`."""
 
     statements: tuple[str, ...]
     atomic: bool = False
-    """All of them or none: as one transaction."""
+    """Run them as one transaction."""
     after: tuple[str, ...] = ()
-    """What is looked up once they are committed."""
+    """Queries to run once they are committed."""
     flushed: bool = False
-    """Once they are committed, they are on disk, and all that was committed before: `mysql_flush`.
-    Not in a caller's transaction, whose commit is its own.
+    """After the commit, they and all earlier commits are on disk: see `durability`. Not in a
+    caller's transaction, which the caller commits.
     """
     chore: bool = False
-    """May take as long as housekeeping takes: `CHORE_TIMEOUT_S` instead of `timeout_s`."""
+    """Housekeeping: `CHORE_TIMEOUT_S` applies instead of `timeout_s`."""
     at_once: bool = False
-    """In a caller's transaction: who holds a row is not waited for, or as shortly as can be."""
+    """In a caller's transaction: do not wait for a locked row, or as shortly as possible."""
 
 
 @value
 class Reply:
-    """What one statement was answered."""
+    """The answer to one statement."""
 
     rows: Sequence[Sequence[Any]]
     affected: int
 
 
 def literal(given: Value) -> str:
-    """A value as it stands in a statement. A text stands as the bytes of its UTF-8."""
+    """Write a value as a literal. A text is written as its UTF-8 bytes."""
     if given is None:
         return "NULL"
     if isinstance(given, bool):
@@ -67,7 +67,7 @@ def literal(given: Value) -> str:
         return str(given)
     if isinstance(given, float):
         if not math.isfinite(given):
-            raise ValueError(f"{given} cannot be kept")
+            raise ValueError(f"{given} cannot be stored")
         text = repr(given)
         return text if "e" in text else f"{text}e0"  # without an exponent it would be a DECIMAL
     return f"x'{(given.encode() if isinstance(given, str) else given).hex()}'"
@@ -78,12 +78,12 @@ def micros(seconds: float | None) -> int:
 
 
 def later(by_us: str) -> str:
-    """The moment that is so many microseconds after now."""
+    """Return the moment that many microseconds from now."""
     return f"{CLOCK} + INTERVAL {by_us} MICROSECOND"
 
 
 def among(ids: Sequence[bytes]) -> str:
-    """The right side of `IN`."""
+    """Return the right side of `IN`."""
     return f"({', '.join(map(literal, ids))})"
 
 
@@ -93,14 +93,14 @@ def is_long(row: Mapping[str, Value]) -> bool:
 
 
 def names(rows: Sequence[Mapping[str, Value]]) -> dict[str, str]:
-    """How an expression refers to the values of rows: where there is only one, as themselves."""
+    """Return how an expression refers to the values of rows: a single row's are literals."""
     if len(rows) == 1:
         return {name: literal(given) for name, given in rows[0].items()}
     return {name: f"a.`{name}`" for name in rows[0]}
 
 
 def table(rows: Sequence[Mapping[str, Value]]) -> str:
-    """Rows as a table for FROM. Both servers know no other spelling of it."""
+    """Return rows as a table for FROM, in the only syntax that both servers know."""
     first, *others = rows
     selects = [", ".join(f"{literal(given)} AS `{name}`" for name, given in first.items())]
     selects += [", ".join(map(literal, row.values())) for row in others]

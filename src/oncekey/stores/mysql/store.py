@@ -14,7 +14,7 @@ from oncekey._core.op import Op
 from oncekey._core.verbs import Verb
 from oncekey.errors import StoreError
 from oncekey.stores.base import Durability, Traits
-from oncekey.stores.checks import Examination, Risk, Sample, allowed, first_by_id, insist
+from oncekey.stores.checks import Examination, Risk, Sample, first_by_id, parse_risks, refuse_unsafe
 from oncekey.stores.mysql import checks, durability
 from oncekey.stores.mysql import verbs as mysql_verbs
 from oncekey.stores.mysql.connection import (
@@ -68,7 +68,7 @@ class MySQLStore:
         connect_timeout_s: float = 5.0,
     ) -> None:
         check_waits(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
-        self.allowed = allowed(allow, checks.RISKS)
+        self.allowed = parse_risks(allow, checks.RISKS)
         self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = address
         self.limits = Limits(timeout_s)
@@ -86,7 +86,7 @@ class MySQLStore:
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
         op = mysql_verbs.perform(verbs, self.limits)
-        return durability.before_said(verbs, op) if self.driver.shows_early else op
+        return durability.answer_durably(verbs, op) if self.driver.shows_early else op
 
     # ---------------------------------------------------------------------- fitness and schema
 
@@ -94,7 +94,7 @@ class MySQLStore:
         replies = yield checks.PREPARE
         shown = self.address.shown
         server = checks.server(replies)
-        insist(server.findings(), shown, self.allowed)
+        refuse_unsafe(server.findings(), shown, self.allowed)
         self.driver.shows_early = server.shows_early
         [(applied, oldest_reader)] = replies[1].rows
         check_schema(self.name, applied, oldest_reader, shown)
@@ -127,7 +127,7 @@ class MySQLStore:
         return applied
 
     def _migrate(self) -> Op[list[str]]:
-        """Each statement commits by itself, and can be repeated: what was cut short is finished."""
+        """Each statement commits by itself and can be repeated: migrations can be resumed."""
         yield Question((checks.NOTEBOOK,), chore=True)
         [reply] = yield Question(("SELECT number FROM oncekey_schema",))
         noted = {row[0] for row in reply.rows}
@@ -151,5 +151,5 @@ class MySQLStore:
 
 _TABLE_HELD = (
     "a transaction that stays open keeps the tables from being changed, and others would soon wait "
-    "behind the change: see SHOW PROCESSLIST for who it is, then migrate again"
+    "behind the change: find it in SHOW PROCESSLIST, then migrate again"
 )

@@ -1,23 +1,22 @@
-"""What atomic mode asks of MySQL and MariaDB, within the transaction that holds the business rows
-too.
+"""Transactions of MySQL and MariaDB: records that commit with the rows of a handler or caller.
 
-Neither has a lock that belongs to a transaction and to no row. So there is a table of ids in which
-a transaction inserts a row and removes it again: until it ends, whichever way, the row is its own,
-and nobody else ever sees it. Who wants the same row is told that it is held, and nothing of the
-records is locked meanwhile. Should a caller be interrupted between the two and commit all the same,
-its row stays. It holds nothing: whoever comes next takes it for one of its own, and removes it.
+Neither server has a lock that belongs to a transaction and to no row. So there is a table of ids in
+which a transaction inserts a row and removes it again: until the transaction ends, it holds the
+lock on that row, and no other transaction ever sees it. Another request for the id finds the row
+locked, and no record is locked meanwhile. If a caller is interrupted between the two and commits,
+its row stays. It locks nothing: the next transaction uses and removes it.
 
-Nobody is to wait for such a row. MariaDB can be told so for a single statement. MySQL cannot, of an
-INSERT: there the statement looks before, by a read that does not wait, and what was inserted since
-that look is waited for at least a second, which is the least that this server counts. A read that
-locks what is not there would keep others from inserting beside it under REPEATABLE READ, so where
-the transaction is a caller's nothing looks before, and on MySQL that second is the rule.
+No request should wait for such a row. MariaDB has a setting for a single statement. MySQL has none
+for an INSERT: there the statement looks first, by a read that does not wait; if the row was
+inserted since, it waits for at least a second, the shortest time that this server knows. Under
+REPEATABLE READ a read that locks a missing row would keep others from inserting beside it, so in a
+caller's transaction nothing looks first, and on MySQL that second is the rule.
 
-The look at the record comes before the id is taken, so it may miss what was committed in between.
-It decides nothing: the unique id of the records does.
+The record is read before the id is taken, so this may miss a commit in between. It decides nothing:
+the unique id of the records does.
 
-Nothing outlasts the transaction. The mark, a savepoint with the name of the attempt, tells whether
-the handler, or a deadlock, has ended it.
+Nothing outlasts the transaction. A savepoint with the name of the attempt shows whether the
+handler, or a deadlock, has ended it.
 
 On a connection of the caller's statements go one by one, for it need not take several at once. No
 statement is repeated after a deadlock, which has rolled back the caller's rows too. The clock is
@@ -78,8 +77,8 @@ _LET_GO = "DELETE FROM oncekey_held WHERE id = {id}"
 
 _UNDOING = (1205, 1213)
 """Error codes of a lock wait timeout and a deadlock."""
-_TOLD_AS = "OperationalError"
-"""How every driver of MySQL, and Django, calls the class of these. Others may have such a number
+_ERROR_CLASS = "OperationalError"
+"""The name of their class in every MySQL driver and in Django. Other errors may have such a number
 for another reason: a `KeyError` of an id.
 """
 
@@ -102,7 +101,7 @@ def _hold(claim: Claim, *, callers: bool) -> Op[Hold]:
     try:
         yield Question(statements, at_once=True)
     except RowHeld:
-        if callers:  # with innodb_rollback_on_timeout their rows are gone, and they must hear of it
+        if callers:  # with innodb_rollback_on_timeout the rows are gone, and this fails
             yield Question((f"RELEASE SAVEPOINT {mark}",))
         return Hold(False, found)
     return Hold(True, found)
@@ -128,21 +127,21 @@ def insert_completed(claim: Claim, complete: Swap) -> Op[bool]:
     """
     if not (yield from is_ours(claim)):
         return False
-    columns = _completed(claim, complete, "f.removed + 1")
+    columns = _completed_row(claim, complete, "f.removed + 1")
     source = f"SELECT {', '.join(columns.values())} FROM oncekey_fences f"
     return (yield from _insert(claim, columns, source))
 
 
 def _insert_completed_in(claim: Claim, complete: Swap) -> Op[bool]:
     """The same in a transaction that may be REPEATABLE READ: there a statement that writes would
-    lock the fences that it reads, and nobody could sweep until the caller's commit. They are read
-    before, and need not be the newest: a fence is never presented without its token.
+    lock the fences that it reads, and block sweeps until the caller's commit. Read them before;
+    they need not be the newest, since a fence is never presented without its token.
     """
     if not (yield from is_ours(claim)):
         return False
     [fences] = yield Question(("SELECT removed + 1 FROM oncekey_fences",))
     [(fence,)] = fences.rows
-    columns = _completed(claim, complete, literal(int(fence)))
+    columns = _completed_row(claim, complete, literal(int(fence)))
     return (yield from _insert(claim, columns, f"VALUES ({', '.join(columns.values())})"))
 
 
@@ -157,8 +156,8 @@ def _insert(claim: Claim, columns: Iterable[str], source: str) -> Op[bool]:
     return [tuple(row) for row in after.rows] == [(claim.token,)]
 
 
-def _completed(claim: Claim, complete: Swap, fence: str) -> dict[str, str]:
-    """Columns of `oncekey_claims`, as expressions."""
+def _completed_row(claim: Claim, complete: Swap, fence: str) -> dict[str, str]:
+    """Return columns of `oncekey_claims` as expressions."""
     row: dict[str, Value] = {"id": claim.id, "token": claim.token, **claim_row(claim)}
     for name in ("lease_us", "expires_us", "request"):  # only of what runs
         del row[name]
@@ -170,12 +169,12 @@ def _completed(claim: Claim, complete: Swap, fence: str) -> dict[str, str]:
 
 
 def undoes(error: BaseException) -> bool:
-    """Whether a deadlock is behind it, or a wait that was too long, which can undo as much."""
+    """Whether a deadlock caused it, or a lock wait timeout, which can undo as much."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         classes = (each.__name__ for each in type(cause).__mro__)
-        if cause.args and cause.args[0] in _UNDOING and _TOLD_AS in classes:
+        if cause.args and cause.args[0] in _UNDOING and _ERROR_CLASS in classes:
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
@@ -219,22 +218,22 @@ def _must_have_begun(connection: Any) -> None:
 
 
 _KNOW_SNAPSHOT = (((10, 6, 18), (10, 7)), ((10, 11, 8), (11, 0)), ((11, 4, 2), (99,)))
-"""From which version on, and before which, MariaDB can be told to let us see the newest."""
+"""Versions of MariaDB, from and before, with a setting that shows the newest rows."""
 _READS_OR_WRITES = ("SELECT", "INSERT", "UPDATE", "DELETE")
-_HURRY = (
+_SET_WAIT = (
     "SET @oncekey_wait_s = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 1"
 )
-_CALM = "SET SESSION innodb_lock_wait_timeout = @oncekey_wait_s"
+_RESTORE_WAIT = "SET SESSION innodb_lock_wait_timeout = @oncekey_wait_s"
 _PACKET = "SELECT @@SESSION.max_allowed_packet"
 _SHORT_BYTES_MAX = 65_536
-"""What is longer is sent only after a look at how much the server takes: on what is too long for it
-the server hangs up, and the caller's rows are gone too.
+"""Longer statements are sent only after checking the server's packet size: the server hangs up on
+one that is too long, and the caller's rows are gone too.
 """
 
 
-class Server:
-    """How our statements are put to one server: so that they see the newest, and where they are to
-    wait for nobody, do not. What is set for that counts for our statements alone.
+class CallersServer:
+    """How to send our statements on a caller's connection, so that they see the newest rows and do
+    not wait where they must not. The settings apply to our statements alone.
     """
 
     def __init__(self, version: str) -> None:
@@ -244,28 +243,28 @@ class Server:
         knows = any(first <= numbers < end for first, end in _KNOW_SNAPSHOT)
         self._always = ["innodb_snapshot_isolation = OFF"] if knows else []
 
-    def put(self, question: Question) -> list[str]:
-        """The statements of a question."""
+    def statements(self, question: Question) -> list[str]:
+        """Return the statements of a question."""
         settings = [*self._always]
         if question.at_once and self._is_mariadb:
             settings.append("innodb_lock_wait_timeout = 0")
         first = f"SET STATEMENT {', '.join(settings)} FOR " if settings else ""
         return [
-            f"{first}{_by_any_clock(each)}" if each.startswith(_READS_OR_WRITES) else each
+            f"{first}{_with_any_clock(each)}" if each.startswith(_READS_OR_WRITES) else each
             for each in (*question.statements, *question.after)
         ]
 
     def around(self, question: Question) -> tuple[list[str], list[str]]:
-        """What goes before and after it, whatever becomes of it. MySQL has no settings for single
-        statements, and counts in whole seconds.
+        """Return what to run before and after it, even if it fails. MySQL has no settings for
+        single statements, and counts in whole seconds.
         """
-        hurries = question.at_once and not self._is_mariadb
-        return ([_HURRY], [_CALM]) if hurries else ([], [])
+        must_not_wait = question.at_once and not self._is_mariadb
+        return ([_SET_WAIT], [_RESTORE_WAIT]) if must_not_wait else ([], [])
 
 
 def join_pymysql(connection: Any) -> Callable[[Question], Any]:
     _must_have_begun(connection)
-    pymysql, server = sys.modules["pymysql"], Server(connection.get_server_info())
+    pymysql, server = sys.modules["pymysql"], CallersServer(connection.get_server_info())
 
     def ask(question: Question) -> list[Reply]:
         before, after = server.around(question)
@@ -274,7 +273,7 @@ def join_pymysql(connection: Any) -> Callable[[Question], Any]:
             try:
                 for statement in before:
                     cursor.execute(statement)
-                for statement in server.put(question):
+                for statement in server.statements(question):
                     if len(statement) > _SHORT_BYTES_MAX:
                         cursor.execute(_PACKET)
                         _check_fits(statement, cursor.fetchall())
@@ -294,7 +293,7 @@ def join_pymysql(connection: Any) -> Callable[[Question], Any]:
 def join_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
     _must_have_begun(connection)
     errors, cursors = sys.modules["asyncmy.errors"], sys.modules["asyncmy.cursors"]
-    server = Server(connection.get_server_info())
+    server = CallersServer(connection.get_server_info())
 
     async def ask(question: Question) -> list[Reply]:
         before, after = server.around(question)
@@ -303,7 +302,7 @@ def join_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
             try:
                 for statement in before:
                     await cursor.execute(statement)
-                for statement in server.put(question):
+                for statement in server.statements(question):
                     if len(statement) > _SHORT_BYTES_MAX:
                         await cursor.execute(_PACKET)
                         _check_fits(statement, await cursor.fetchall())
@@ -321,7 +320,7 @@ def join_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
 
 
 def _check_fits(statement: str, rows: Sequence[Sequence[Any]]) -> None:
-    """Raise `TooLong` before the server hangs up on what is longer than a packet of its own."""
+    """Raise `TooLong` before the server hangs up on a statement longer than its packet size."""
     bytes_max = int(rows[0][0])
     if len(statement) >= bytes_max:
         raise TooLong(
@@ -330,8 +329,8 @@ def _check_fits(statement: str, rows: Sequence[Sequence[Any]]) -> None:
         )
 
 
-def _by_any_clock(statement: str) -> str:
-    return statement.replace(CLOCK, CLOCK_OF_ANY_SESSION)  # values are digits: none can hold it
+def _with_any_clock(statement: str) -> str:
+    return statement.replace(CLOCK, CLOCK_OF_ANY_SESSION)  # values are digits and cannot contain it
 
 
 def _translate(error: Any, question: Question) -> Exception:

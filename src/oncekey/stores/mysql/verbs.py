@@ -1,23 +1,23 @@
 """How every verb is asked of MySQL and MariaDB, and what the answers mean. Pure: no driver.
 
-Both servers know no statement that writes and tells what it wrote, so a question is several
+Neither server has a statement that writes and returns what it wrote, so a question is several
 statements in one round trip, under READ COMMITTED.
 
 An insert
-    looks for the records, inserts what is not there, and looks whose token stands under each id.
-    What the first look found is found; an id that has the claim's token after it had none is
-    inserted. A replay locks and writes nothing: the insert leaves out what is there.
+    reads the records, inserts the missing ones, and reads which token each id has. What the first
+    read found is found; an id that now has the claim's token is inserted. A replay locks and writes
+    nothing: the insert leaves out existing records.
 
 A conditional write
-    A verb that is alone is one UPDATE, which compares and writes under the lock of its row, waits
-    for it, and counts the rows that it changed: `beat` always changes, so that it makes no
-    difference whether a connection counts rows that were changed or that were found.
-    A batch is one transaction: `_judge` locks the rows that nobody holds and notes which of them
-    are as expected, in variables of the session; what follows touches only those. The batch waits
-    for nobody, and what it skipped comes back alone.
+    A lone verb is one UPDATE, which waits for the lock of its row, compares, writes, and counts the
+    rows that it changed: `beat` always changes, so that it makes no difference whether a connection
+    counts changed or matched rows.
+    A batch is one transaction: `_lock_and_compare` locks the free rows and notes which of them are
+    as expected, in variables of the session; the writes touch only those. The batch never waits,
+    and what it skipped comes back alone.
 
-A row that somebody holds for longer than the server waits, and a deadlock, undo what was asked.
-Alone it is asked again, `TRIES_MAX` times in all; a batch falls apart into its members.
+A row that is locked for longer than the server waits, and a deadlock, undo the question. A lone
+verb is asked again, `TRIES_MAX` times in all; a batch is split into its members.
 """
 
 # ruff: noqa: S608  (every value in a statement is a `literal`)
@@ -63,11 +63,11 @@ from oncekey.stores.mysql.statements import (
     names,
 )
 from oncekey.stores.mysql.statements import table as as_table
-from oncekey.stores.mysql.writes import Limits, claim_row, patiently, records, together
+from oncekey.stores.mysql.writes import Limits, claim_row, records, retry_while_locked, together
 from oncekey.stores.sql_batch import Handler, RowHeld
 
 ALL = "LIMIT 18446744073709551615"
-"""Said, because a caller's session may have another `sql_select_limit`."""
+"""Needed because a caller's session may have another `sql_select_limit`."""
 CHUNK_ROWS_MAX = 100
 """How many records housekeeping locks at once."""
 
@@ -101,7 +101,7 @@ def _insert_together(verbs: Sequence[Insert]) -> Op[list[Inserted | Found | Agai
     for _ in range(INSERT_ROUNDS_MAX):
         question = _insertion([_row(verb.claim) for verb in missing])
         try:
-            before, _, after = yield from patiently(question, alone=len(verbs) == 1)
+            before, _, after = yield from retry_while_locked(question, alone=len(verbs) == 1)
         except RowHeld:
             if len(verbs) == 1:
                 raise
@@ -170,7 +170,7 @@ def _steps(verbs: Sequence[Steps], limits: Limits) -> Op[list[list[Step]]]:
     ]
 
 
-def _requested(verbs: Sequence[Requested], limits: Limits) -> Op[list[bytes | None]]:
+def _read_requests(verbs: Sequence[Requested], limits: Limits) -> Op[list[bytes | None]]:
     rows = yield from _rows(
         "SELECT id, request FROM oncekey_claims "
         f"WHERE id IN {among([verb.id for verb in verbs])} AND state = 'running'"
@@ -195,7 +195,7 @@ def _tally(verbs: Sequence[Tally], limits: Limits) -> Op[list[None]]:
                 "STRAIGHT_JOIN oncekey_claims c FORCE INDEX (PRIMARY) ON c.id = a.id "
                 "SET c.replays = c.replays + a.replays, c.conflicts = c.conflicts + a.conflicts"
             )
-            yield from patiently(Question((statement,)), alone=True)
+            yield from retry_while_locked(Question((statement,)), alone=True)
     return [None for _ in verbs]
 
 
@@ -230,15 +230,15 @@ def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
         rows = yield from _rows(_EXPIRED.format(also="", limit=verb.limit), chore=True)
         removed = 0
         for ids in batched(sorted(row[0] for row in rows), CHUNK_ROWS_MAX):
-            *_, claims = yield from patiently(_removal(ids), alone=True)
+            *_, claims = yield from retry_while_locked(_removal(ids), alone=True)
             removed += claims.affected
         outcomes.append(removed)
     return outcomes
 
 
 def _removal(ids: Sequence[bytes]) -> Question:
-    """Remove what of these is expired and nobody holds, and remember the highest of their fences.
-    Judged anew: somebody may have taken one meanwhile.
+    """Remove those that are expired and not locked, and store the highest of their fences. Checked
+    again: one may have been taken over meanwhile.
     """
     return Question(
         (
@@ -278,7 +278,7 @@ def _count(verbs: Sequence[Count], limits: Limits) -> Op[list[dict[State, int]]]
 
 
 def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
-    """Unlike a sweep it waits for what somebody holds: a purge that says it is done must be."""
+    """Unlike a sweep it waits for locked rows: a purge must be complete when it returns."""
     outcomes = []
     for verb in verbs:
         of_tenant = f"c.tenant = {literal(verb.tenant)} AND c.state <> 'running' AND c.`key` <> x''"
@@ -288,14 +288,14 @@ def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
         )
         blanked = 0
         for ids in batched((row[0] for row in rows), CHUNK_ROWS_MAX):
-            claims, _ = yield from patiently(_blanking(ids, of_tenant), alone=True)
+            claims, _ = yield from retry_while_locked(_blank_rows(ids, of_tenant), alone=True)
             blanked += claims.affected
         outcomes.append(blanked)
     return outcomes
 
 
-def _blanking(ids: Sequence[bytes], of_tenant: str) -> Question:
-    """Row by row, as a sweep does: what others hold of other records is not waited for."""
+def _blank_rows(ids: Sequence[bytes], of_tenant: str) -> Question:
+    """Blank row by row, as a sweep does: locks on other records do not delay it."""
     no_headers = literal(encode_headers(()))
     asked = as_table([{"id": record_id} for record_id in ids])
     return Question(
@@ -322,7 +322,7 @@ _HANDLERS: dict[type, Handler[Limits]] = {
     Peek: _peek,
     AppendStep: writes.append_step,
     Steps: _steps,
-    Requested: _requested,
+    Requested: _read_requests,
     Tally: _tally,
     Due: _due,
     Sweep: _sweep,

@@ -1,4 +1,4 @@
-"""The conditional writes, as MySQL and MariaDB are asked for them. Pure: no driver."""
+"""The conditional writes on MySQL and MariaDB. Pure: no driver."""
 
 # ruff: noqa: S608  (every value in a statement is a `literal`)
 
@@ -30,11 +30,11 @@ from oncekey.stores.mysql.statements import (
 from oncekey.stores.sql_batch import CHORE_TIMEOUT_S, RowHeld
 
 TRIES_MAX = 3
-"""How often a verb that is alone is asked for a row that somebody holds, or that deadlocks."""
+"""How often a lone verb is asked if its row is locked, or after a deadlock."""
 
 
 class Limits:
-    """How long to wait. The server gives up on a row first, so that it can still say so."""
+    """How long to wait. The server stops waiting for a row first, so that it can still say so."""
 
     def __init__(self, timeout_s: float = 5.0) -> None:
         self.timeout_s = timeout_s
@@ -45,8 +45,8 @@ class Limits:
         return CHORE_TIMEOUT_S if question.chore else self.timeout_s
 
 
-def patiently(question: Question, *, alone: bool) -> Generator[Question, Any, list[Reply]]:
-    """Ask; where it is for one verb alone, ask again if a row was held: nothing was written."""
+def retry_while_locked(question: Question, *, alone: bool) -> Generator[Question, Any, list[Reply]]:
+    """Ask; for a lone verb, ask again if a row was locked: nothing was written."""
     for _ in range(TRIES_MAX - 1 if alone else 0):
         try:
             replies: list[Reply] = yield question
@@ -75,7 +75,7 @@ _TEXTS = [
 
 
 def record(row: Sequence[Any]) -> Record:
-    """A row, in the order of `COLUMNS`, with its texts as they are kept: as bytes."""
+    """Convert a row, in the order of `COLUMNS`, with texts as bytes, to a record."""
     read = list(row)
     for place in _TEXTS:
         if read[place] is not None:
@@ -86,15 +86,15 @@ def record(row: Sequence[Any]) -> Record:
 def records(
     ids: Sequence[bytes], *, newest: bool = False
 ) -> Generator[Question, Any, dict[bytes, Record]]:
-    """The records of these ids. `newest` also within a caller's transaction, whose snapshot may be
-    older than what refused it.
+    """Read the records of these ids. `newest`: also in a caller's transaction, whose snapshot may
+    be older than the record that refused the verb.
     """
     share = " LOCK IN SHARE MODE" if newest else ""
     [reply] = yield Question((f"{FIND} {among(ids)}{share}",))
     return {row[0]: record(row) for row in reply.rows}
 
 
-# ---------------------------------------------------------------------------------------- judging
+# -------------------------------------------------------------------------------------- comparing
 
 _MOMENTS = {
     When.ANY: "TRUE",
@@ -109,10 +109,10 @@ _AS_EXPECTED = "c.state = {state} AND c.fence = {fence} AND c.token = {token} AN
 _IN_BATCH = _AS_EXPECTED.format_map(
     {"state": "a.state", "fence": "a.fence", "token": "a.token", "moment": f"{_MOMENT} END"}
 )
-_NOTED = "SELECT @oncekey_held, @oncekey_fits"
+_COMPARED = "SELECT @oncekey_held, @oncekey_fits"
 
 
-def _expected(
+def _expectation(
     record_id: bytes, state: State, fence: int, token: bytes, when: When
 ) -> dict[str, Value]:
     return {
@@ -124,9 +124,9 @@ def _expected(
     }
 
 
-def _judge(expected: Sequence[dict[str, Value]]) -> str:
-    """Lock the rows, note which could be locked and which of these are as expected. How long a list
-    of several may be, a session says: for one, which may be in a caller's, there is none.
+def _lock_and_compare(expected: Sequence[dict[str, Value]]) -> str:
+    """Lock the rows; note which were locked and which of these are as expected. The session limits
+    the length of such a list; for one row, which may be in a caller's session, there is no list.
     """
     listed = "GROUP_CONCAT" if len(expected) > 1 else "MAX"
     return (
@@ -138,8 +138,8 @@ def _judge(expected: Sequence[dict[str, Value]]) -> str:
 
 
 def removal(rows: str, ids: Sequence[bytes]) -> str:
-    """Remove the rows `r` of those ids that fit; more conditions may follow. One by one: a short
-    table both servers would read as a whole, and wait for every row in it that somebody holds.
+    """Remove the rows `r` of those ids that fit; more conditions may follow. Rows are read one by
+    one: both servers would scan a short table, and wait for every locked row in it.
     """
     asked = table([{"id": record_id} for record_id in ids])
     return (
@@ -156,21 +156,20 @@ def together(
     values_of: Callable[[V], Mapping[str, Value]],
     carry_out: Callable[[Sequence[V]], Op[list[Any]]],
 ) -> Op[list[Any]]:
-    """Carry out a batch without those of its verbs that bring something long: these go alone."""
+    """Carry out a batch without verbs that have long values: these go alone."""
     if len(verbs) == 1:
         return (yield from carry_out(verbs))
     short = [verb for verb in verbs if not is_long(values_of(verb))]
-    outcomes = (yield from _in_parts(short, carry_out)) if short else []
+    outcomes = (yield from _in_halves(short, carry_out)) if short else []
     by_id = {verb.id: outcome for verb, outcome in zip(short, outcomes, strict=True)}
     return [by_id.get(verb.id, AGAIN) for verb in verbs]
 
 
-def _in_parts(
+def _in_halves(
     verbs: Sequence[V], carry_out: Callable[[Sequence[V]], Op[list[Any]]]
 ) -> Op[list[Any]]:
-    """Carry out a batch; in halves, and those in halves again, where it is more than a packet of
-    this server's can hold: of such a one nothing was sent. A half of one verb goes alone, where it
-    may wait for its row, and be told that it is too long by itself.
+    """Carry out a batch; halve it, repeatedly, if it exceeds the server's packet size: then nothing
+    was sent. A half of one verb goes alone: it may wait for its row, or be too long by itself.
     """
     try:
         return (yield from carry_out(verbs))
@@ -179,11 +178,11 @@ def _in_parts(
     outcomes: list[Any] = []
     for half in (verbs[:middle], verbs[middle:]):
         few = len(half) < 2
-        outcomes += [AGAIN for _ in half] if few else (yield from _in_parts(half, carry_out))
+        outcomes += [AGAIN for _ in half] if few else (yield from _in_halves(half, carry_out))
     return outcomes
 
 
-def _noted(ids: object) -> set[bytes]:
+def _ids(ids: object) -> set[bytes]:
     return {bytes.fromhex(digits) for digits in str(ids or "").split(",") if digits}
 
 
@@ -195,18 +194,18 @@ def _write(
     *,
     flushed: bool = False,
 ) -> Op[list[Done | Refused | Again]]:
-    """Judge, then write what fits, as one transaction."""
-    statements = (_judge(expected), *writes)
-    question = Question(statements, atomic=True, after=(_NOTED,), flushed=flushed)
+    """Lock and compare, then write what fits, as one transaction."""
+    statements = (_lock_and_compare(expected), *writes)
+    question = Question(statements, atomic=True, after=(_COMPARED,), flushed=flushed)
     alone = len(verbs) == 1
     try:
-        replies = yield from patiently(question, alone=alone)
+        replies = yield from retry_while_locked(question, alone=alone)
     except RowHeld:
         if alone:
             raise
         return [AGAIN for _ in verbs]
     [(held, fits)] = replies[-1].rows
-    done, locked = _noted(fits), _noted(held)
+    done, locked = _ids(fits), _ids(held)
     refused = [v.id for v in verbs if v.id not in done and (alone or v.id in locked)]
     found = (yield from records(refused, newest=alone)) if refused else {}
 
@@ -222,7 +221,7 @@ def _write(
 
 
 def claim_row(claim: Claim) -> dict[str, Value]:
-    """A claim's columns; and its deadlines, as microseconds from now."""
+    """Return a claim's columns, and its deadlines as microseconds from now."""
     return {
         "tenant": claim.tenant,
         "operation": claim.operation,
@@ -242,14 +241,14 @@ def claim_row(claim: Claim) -> dict[str, Value]:
 
 @value
 class _Change:
-    """What a swap assigns: columns to expressions, in which values stand as `{name}`."""
+    """What a swap assigns: columns to expressions, with values as `{name}`."""
 
     columns: dict[str, str]
     values: dict[str, Value]
 
 
 def next_fence(verb: Swap) -> int:
-    """While a record is there, its fence only has to rise."""
+    """Return the fence after a swap: while a record exists, its fence only has to rise."""
     return verb.fence + 1 if verb.raise_fence else verb.fence
 
 
@@ -300,7 +299,7 @@ def _owner(verb: Swap) -> dict[str, Value]:
 
 
 def answer_row(verb: Swap) -> dict[str, Value]:
-    """The columns of the kept answer, which only a completion brings; else they are blank."""
+    """Return the columns of the answer, which only a completion brings; else they are null."""
     completed = verb.to is State.COMPLETED
     answer = verb.answer if completed else None
     return {
@@ -325,25 +324,25 @@ def _swap(verbs: Sequence[Swap]) -> Op[list[Done | Refused | Again]]:
         alike.setdefault(shape, []).append({"id": verb.id, **change.values})
     writes = [_update(dict(shape), rows) for shape, rows in alike.items()]
     if forgetful := [verb.id for verb in verbs if _forgets_steps(verb)]:
-        # An operator found out that what was only begun had not happened.
+        # An operator found out that steps that were only begun had not happened.
         writes.append(f"{removal('oncekey_steps', forgetful)} AND r.result IS NULL")
-    expected = [_expected(v.id, v.state, v.fence, v.token, v.when) for v in verbs]
+    expected = [_expectation(v.id, v.state, v.fence, v.token, v.when) for v in verbs]
     return (yield from _write(verbs, expected, writes, [next_fence(verb) for verb in verbs]))
 
 
 def _update(columns: dict[str, str], rows: Sequence[dict[str, Value]]) -> str:
-    """The same columns of all these rows, where they fit."""
+    """Update the same columns of all these rows that are as expected."""
     values = names(rows)
     claims = "oncekey_claims c FORCE INDEX (PRIMARY)"
     if len(rows) > 1:
         claims = f"{table(rows)} a STRAIGHT_JOIN {claims} ON c.id = a.id"
     return (
-        f"UPDATE {claims} SET {_assigned(columns, values)} "
+        f"UPDATE {claims} SET {_assignments(columns, values)} "
         f"WHERE c.id = {values['id']} AND FIND_IN_SET(HEX({values['id']}), @oncekey_fits)"
     )
 
 
-def _assigned(columns: dict[str, str], values: dict[str, str]) -> str:
+def _assignments(columns: dict[str, str], values: dict[str, str]) -> str:
     return ", ".join(f"c.`{name}` = {text.format_map(values)}" for name, text in columns.items())
 
 
@@ -359,12 +358,12 @@ def _swap_alone(verb: Swap) -> Op[list[Done | Refused | Again]]:
         moment=_MOMENTS[verb.when],
     )
     change = _change(verb)
-    assigned = _assigned(change.columns, names([change.values]))
+    assignments = _assignments(change.columns, names([change.values]))
     statement = (
-        f"UPDATE oncekey_claims c FORCE INDEX (PRIMARY) SET {assigned} "
+        f"UPDATE oncekey_claims c FORCE INDEX (PRIMARY) SET {assignments} "
         f"WHERE c.id = {literal(verb.id)} AND {as_expected}"
     )
-    [reply] = yield from patiently(Question((statement,)), alone=True)
+    [reply] = yield from retry_while_locked(Question((statement,)), alone=True)
     if reply.affected:
         return [Done(next_fence(verb))]
     found = yield from records([verb.id], newest=True)
@@ -395,20 +394,19 @@ def _step_row(verb: AppendStep) -> dict[str, Value]:
 
 
 def _append_step(verbs: Sequence[AppendStep]) -> Op[list[Done | Refused | Again]]:
-    """One that is alone may be in a caller's transaction, under REPEATABLE READ. There a statement
-    that writes would lock what it reads, also the gap in which others insert their steps. So where
-    it stands among its record's is looked up before; a step that the transaction's snapshot does
-    not show yet may then be listed after it.
+    """Append steps. A lone one may be in a caller's transaction, under REPEATABLE READ. There a
+    statement that writes would lock what it reads, also the gap in which others insert steps. So
+    read its position before; a step that the snapshot does not show yet may be listed after it.
     """
     rows = [_step_row(verb) for verb in verbs]
-    expected = [_expected(v.id, State.RUNNING, v.fence, v.token, When.ANY) for v in verbs]
+    expected = [_expectation(v.id, State.RUNNING, v.fence, v.token, When.ANY) for v in verbs]
     steps = "FROM oncekey_steps s FORCE INDEX (PRIMARY) WHERE s.id ="
     if len(rows) == 1:
-        looked_up = [f"SELECT {_POSITION} INTO @oncekey_position {steps} {literal(verbs[0].id)}"]
+        lookup = [f"SELECT {_POSITION} INTO @oncekey_position {steps} {literal(verbs[0].id)}"]
         asked, position = "", "@oncekey_position"
     else:
-        looked_up = []
+        lookup = []
         asked, position = f"{table(rows)} a STRAIGHT_JOIN", f"(SELECT {_POSITION} {steps} c.id)"
-    writes = [*looked_up, _APPEND.format(asked=asked, position=position, **names(rows))]
+    writes = [*lookup, _APPEND.format(asked=asked, position=position, **names(rows))]
     fences = [verb.fence for verb in verbs]
     return (yield from _write(verbs, expected, writes, fences, flushed=True))

@@ -26,7 +26,7 @@ from oncekey.stores.sql_batch import Denied
 
 VERSION_MIN = 13
 ENCODINGS = ("UTF8", "SQL_ASCII")
-"""Those in which a text is kept whatever it says."""
+"""Those that can store any text."""
 RISKS = (Risk.DURABILITY, Risk.CONNECTIONS)
 
 NEEDED = {
@@ -35,10 +35,10 @@ NEEDED = {
     "quote_all_identifiers": "off",
     "datestyle": "ISO, MDY",
 }
-"""Settings by which SQL is read and values are written, as our connections set them. A role or a
-database may have others, for an old application. What this release asks means the same under any
-of them; not so what release 0.1 asks, or the functions that it made. Through a pooler nothing can
-be set, so there they are looked at.
+"""Settings for reading SQL and writing values, as our connections set them. A role or a database
+may have others, for an old application. The statements of this release mean the same under any of
+them; those of release 0.1 and its functions do not. Through a pooler they cannot be set, so they
+are checked.
 """
 
 _SETTINGS = """
@@ -75,7 +75,7 @@ _WITHOUT_TABLES = (
 
 @value
 class Server:
-    """What a server says of itself, in the order of `PREPARE`."""
+    """What a server reports, in the order of `PREPARE`."""
 
     version: int
     standby: bool
@@ -85,18 +85,18 @@ class Server:
     fsync: bool
     synchronous_commit: str
     unlogged: str | None
-    """Our tables that no crash leaves anything of."""
+    """Our unlogged tables, which a crash empties."""
     applied: int | None
     oldest_reader: int | None
     connections_max: int | None = None
     """The role's in this database, or the database's."""
     settings: str = ""
-    """Those of `NEEDED` that are otherwise in this session."""
+    """Those of `NEEDED` that have another value in this session."""
     unheard: bool = False
-    """Whether nobody hears that a commit was cut short while it waited for a standby."""
+    """Whether the warning is lost that a commit was cut short while it waited for a standby."""
 
     def findings(self, address: str, *, pooled: bool = False) -> Iterator[Finding]:
-        """What decides whether it may be used. `pooled`: its connections are lent by turns."""
+        """Check what decides whether it may be used. `pooled`: a pooler shares its connections."""
         yield self._version()
         yield self._role()
         yield self._isolation()
@@ -149,7 +149,7 @@ class Server:
             return unsafe(
                 "encoding",
                 self.encoding,
-                "it has not all characters: an answer whose resource is named by others is lost",
+                "it lacks characters: an answer whose resource id has others is lost",
                 "CREATE DATABASE <name> ENCODING 'UTF8' TEMPLATE template0, and name that",
             )
         return Finding("encoding", self.encoding)
@@ -160,7 +160,7 @@ class Server:
             return advice(
                 "settings",
                 self.settings,
-                "a role or database has this set, and a pooler takes no settings of ours: this "
+                "a role or database has this set, and a pooler passes on no settings of ours: this "
                 "release does not depend on it, but a process of release 0.1 beside it may run a "
                 "key twice",
                 f"ALTER ROLE <role> SET {name} = '{NEEDED[name]}', or ALTER DATABASE <name>",
@@ -198,7 +198,7 @@ class Server:
 
 # ------------------------------------------------------------------------------- a thorough look
 
-_BEYOND = """SELECT
+_STATISTICS = """SELECT
     current_setting('full_page_writes')::bool,
     current_setting('synchronous_standby_names'),
     (SELECT count(*) FROM pg_stat_replication)::int,
@@ -237,7 +237,7 @@ XID_AGE_MAX = 1_000_000_000
 
 
 def examine(address: str, *, pooled: bool = False) -> Op[Examination]:
-    """Everything: also what is no reason to refuse the server."""
+    """Check everything, also what is no reason to refuse the server."""
     denied = False
     try:
         [row] = yield Question(PREPARE)
@@ -245,9 +245,9 @@ def examine(address: str, *, pooled: bool = False) -> Op[Examination]:
         denied = isinstance(unfit, Denied)
         [row] = yield Question(_WITHOUT_TABLES)
     server = Server(*row)
-    [row] = yield Question(_BEYOND, chore=True)
-    beyond = Beyond(*row)
-    findings = [*server.findings(address, pooled=pooled), *beyond.findings()]
+    [row] = yield Question(_STATISTICS, chore=True)
+    statistics = Statistics(*row)
+    findings = [*server.findings(address, pooled=pooled), *statistics.findings()]
     if denied:
         findings = [UNREAD_SCHEMA if each.what == "schema" else each for each in findings]
     newest = migrations("postgres")[-1].number
@@ -255,7 +255,7 @@ def examine(address: str, *, pooled: bool = False) -> Op[Examination]:
     if readable:
         [(layout, _)] = yield Question(STATEMENTS["layout"])
         findings.append(Finding("layout", f"answers {layout}"))
-    return Examination(findings[0].seen, findings, beyond.size(), readable)
+    return Examination(findings[0].seen, findings, statistics.size(), readable)
 
 
 def now() -> Op[float | None]:
@@ -265,8 +265,8 @@ def now() -> Op[float | None]:
 
 
 @value
-class Beyond:
-    """The rest, in the order in which it is asked for."""
+class Statistics:
+    """What `examine` asks besides, in the order of its query."""
 
     full_page_writes: bool
     synchronous_standby_names: str
@@ -283,7 +283,7 @@ class Beyond:
     rows: int | None
 
     def size(self) -> Size:
-        """The statistics may never have been gathered: then they tell less than nothing."""
+        """Return the size; without gathered statistics the number of rows is not known."""
         known = max(self.rows or 0, self.live_rows or 0)
         return Size(self.bytes, known or None, "tables and indexes")
 
@@ -304,7 +304,7 @@ class Beyond:
             return advice(
                 "privileges",
                 "this role is a superuser",
-                "whoever gets hold of the URL gets all of the server",
+                "a leaked URL gives access to the whole server",
                 "Use a role with SELECT, INSERT, UPDATE and DELETE on the oncekey tables",
             )
         return Finding("privileges", "all that is needed")
@@ -346,7 +346,7 @@ class Beyond:
             return advice(
                 "vacuum",
                 f"a transaction has been open for {self.oldest_transaction_s:.0f} s",
-                "nothing that was deleted since can be cleared away, and tables grow",
+                "rows deleted since then cannot be vacuumed, and tables grow",
                 "SELECT pid, query FROM pg_stat_activity ORDER BY xact_start LIMIT 5",
             )
         if self.xid_age > XID_AGE_MAX:
@@ -359,6 +359,6 @@ class Beyond:
         live, dead = self.live_rows or 0, self.dead_rows or 0
         seen = f"{dead:,} dead rows beside {live:,} live ones"
         if dead > max(live, 10_000):
-            why = "autovacuum does not keep up, and every question passes over them"
+            why = "autovacuum does not keep up, and every query passes over them"
             return advice("vacuum", seen, why, "VACUUM oncekey_claims")
         return Finding("vacuum", seen)

@@ -77,7 +77,7 @@ class Address:
 
     @property
     def asyncpg(self) -> str:
-        """The same for asyncpg."""
+        """The URL for asyncpg."""
         return _without(self.libpq, _LIBPQ_ONLY)
 
     @property
@@ -99,12 +99,12 @@ class Address:
         return *sorted(servers), name, options.get("options")
 
     def scrub(self, text: str) -> str:
-        """The text without the password, should a driver have quoted it."""
+        """Remove the password, if a driver quoted it."""
         return scrub(self.libpq, text)
 
 
 def split(url: str) -> tuple[str, dict[str, Any]]:
-    """A URL without our own parameters, and these as options of the store."""
+    """Split a URL into one without our parameters, and these as options of the store."""
     options: dict[str, Any] = {}
     for pair in url.partition("?")[2].split("&"):
         name, _, value = pair.partition("=")
@@ -114,7 +114,7 @@ def split(url: str) -> tuple[str, dict[str, Any]]:
 
 
 def with_application_name(url: str) -> str:
-    """The URL with a name for `pg_stat_activity`, unless it has one."""
+    """Add a name for `pg_stat_activity`, unless the URL has one."""
     base, _, query = url.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
     if not any(pair.startswith("application_name=") for pair in pairs):
@@ -223,7 +223,7 @@ class PostgresDriver:
         return StoreUnavailable(f"{self.address.shown}: {self.address.scrub(why)}", sent=sent)
 
     def translate(self, error: Exception, *, sent: bool = True) -> Exception:
-        """A driver's error in the words of the contract; what is the verb's own fault stays."""
+        """Translate a driver's error into one of the contract; keep those that the verb caused."""
         shown = self.address.shown
         why = self.address.scrub(str(error) or type(error).__name__)
         match getattr(error, "sqlstate", None):
@@ -259,18 +259,18 @@ class PostgresDriver:
         return self.unavailable(why, sent=sent)
 
     def _cause(self, error: Exception) -> Exception | None:
-        """The error as a cause, unless it quotes the password."""
+        """Return the error as a cause, unless it quotes the password."""
         return error if self.address.scrub(str(error)) == str(error) else None
 
 
 # By class: connection, transaction rollback (deadlock, serialization), resources, operator
 # intervention, system, internal.
 _OUTAGES = {"08", "40", "53", "57", "58", "XX"}
-# Another connection is needed: a primary has become a standby; a table was changed so that what is
-# prepared here does not fit it any more.
+# Reconnect: a primary has become a standby; a table was changed and prepared statements no longer
+# fit it.
 _OUTDATED = {"25006", "0A000"}
-# Protocol violation, no such prepared statement, prepared statement exists: somebody in between
-# did not pass on what was sent before.
+# Protocol violation, no such prepared statement, prepared statement exists: a pooler did not pass
+# on what was sent before.
 _NOT_PASSED_ON = {"08P01", "26000", "42P05"}
 _DRIVER_ERRORS = (
     *(OSError, TimeoutError, asyncpg.PostgresError),
@@ -286,8 +286,8 @@ def _options() -> str:
 
 
 def _is_doubt(source_file: str | None) -> bool:
-    """A warning of "committed locally, but might not have been replicated". The reply that follows
-    it says success, and must not be believed. It is told by its source: texts are translated.
+    """Whether this warns "committed locally, but might not have been replicated". The reply after
+    it reports success, and must not be trusted. Recognised by its source: texts are translated.
     """
     return (source_file or "").endswith("syncrep.c")
 
@@ -301,8 +301,8 @@ def _late(timeout_s: float) -> str:
 
 
 def _was_refused(error: Exception) -> bool:
-    """Whether asyncpg sent nothing: it has read a server's last words, and not yet that it hung up,
-    and takes that for another question under way. There never is one.
+    """Whether asyncpg sent nothing: it has read a server's last message, but not yet that it hung
+    up, and takes that for another running query. There never is one.
     """
     return isinstance(error, asyncpg.InternalClientError) and str(error).startswith("cannot switch")
 
@@ -348,7 +348,7 @@ class AsyncPostgresConnection:
         return rows
 
     async def _first(self, question: Question) -> Rows:
-        """The answer to a question that was not asked before. Scripts are not prepared."""
+        """Prepare and ask a question for the first time. Scripts are not prepared."""
         if question.script:
             await self._connection.execute(question.sql)
             return ()
@@ -382,7 +382,7 @@ class PostgresConnection:
 
     def ask(self, question: Question) -> Rows:
         connection = self._connection
-        try:  # twice: first its last words, then that it has hung up
+        try:  # twice: first its last message, then that it has hung up
             connection.pgconn.consume_input()
             connection.pgconn.consume_input()
         except psycopg.OperationalError as error:
@@ -399,9 +399,9 @@ class PostgresConnection:
                 raise
             raise translated from error
         except Exception:
-            raise  # a value that no server could take: found before anything was sent
+            raise  # a value that cannot be encoded: nothing was sent
         except BaseException:
-            connection.close()  # interrupted: what it still carries is nobody's
+            connection.close()  # interrupted: it may still carry a reply
             raise
         if self._doubt:
             raise self._driver.unavailable(_DOUBT, sent=True)
@@ -423,7 +423,7 @@ class PostgresConnection:
 
 
 class _Bounded(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that waits for the server only until its deadline, and cancels nothing."""
+    """A connection that waits for the server until its deadline, and cancels nothing."""
 
     deadline = math.inf
 

@@ -1,17 +1,16 @@
-"""Where PostgreSQL keeps answers: three layouts, and moving from one to another while all goes on.
+"""Where PostgreSQL stores answers: three layouts, and moving between them under load.
 
-inline       in the row of their claim: least room, least work. What a new database has.
-separate     in a table of their own. What every release can read.
-partitioned  in a table with a part for each day on which answers expire, dropped as a whole. And so
-             steps and kept requests, which otherwise are in a table without parts and in the claim.
+inline       in the row of their claim: least space, least work. The layout of a new database.
+separate     in a separate table. Every release can read it.
+partitioned  in a table with a partition for each day on which answers expire, dropped as a whole.
+             So are steps and stored requests, otherwise in a plain table and in the claim.
 
-A move first says the new layout, which every write looks up; then it takes along what is
-elsewhere, in batches by id. Whoever reads looks in both places all the time. A move that was cut
-short is taken up by asking for it again. Between the two kinds of table it goes through "inline":
-then the table is empty and can be replaced.
+A move first sets the new layout, which every write looks up; then it moves existing answers, in
+batches by id. Reads always look in both places. To resume an interrupted move, run it again. A
+move between the two kinds of table passes "inline", so that the table is empty and can be replaced.
 
-Releases that know nothing of a layout must not run while anything is kept by it: they would find
-nothing. The schema's notebook keeps them from starting.
+Releases that do not know a layout must not run while it is in use: they would not find the answers.
+The table of migrations keeps them from starting.
 """
 
 from __future__ import annotations
@@ -36,67 +35,69 @@ INLINE, SEPARATE, PARTITIONED = "inline", "separate", "partitioned"
 LAYOUTS = (INLINE, SEPARATE, PARTITIONED)
 BATCH_ROWS = 500
 WAIT_MS = "300"
-"""For a row that somebody holds: a batch holds others meanwhile. Shorter than the server's
-`deadlock_timeout`, so that whoever waits for us in turn is not the one who is told.
+"""How long to wait for a locked row, while a batch locks others. Shorter than the server's
+`deadlock_timeout`, so that a deadlock fails the move and not the other transaction.
 """
 WAITS_MAX = 100
 MOVERS = 31360989905909115
-"""The advisory lock of whoever moves."""
+"""The advisory lock of a move."""
 ALONE_TRIES_MAX = 10
-"""A tenth of a second apart: the server may not have noticed yet that the last mover has gone."""
+"""A tenth of a second apart: the server may not have noticed that the last move has ended."""
 OLDEST_READERS = {INLINE: 6, SEPARATE: 1, PARTITIONED: 5}
-"""The schema that a release must know to find what a layout keeps."""
+"""The schema that a release must know to find the answers of a layout."""
 
 
 @value
-class Moved:
-    """How far a move is."""
+class MoveProgress:
+    """How far a move has come."""
 
     to: str
     share: float
     """Of the ids: they are digests, so it is the share of the records too."""
     records: int
-    """Moved by now."""
+    """How many were moved so far."""
 
 
-Watch = Callable[[Moved | None], None]
-"""Is told after every batch, and may take a rest; None while a transaction is waited for."""
+Watch = Callable[[MoveProgress | None], None]
+"""Called after every batch, and may sleep; with None while waiting for a transaction."""
 
 
 def layout(store: Store) -> str:
-    """The one that answers are written in."""
+    """Return the layout in which answers are written."""
     with closing(_connect(store)) as connection:
-        said: str = run(_known(), connection.ask)[0]
+        said: str = run(_read_layout(), connection.ask)[0]
         return said
 
 
 def move(store: Store, to: str, watch: Watch) -> int:
-    """Bring a store into a layout; how many records had to be moved. Safe to repeat, and beside
-    running code that knows of layouts. Raises `StoreUnavailable`, `Misuse`.
+    """Move a store to a layout; return how many records were moved. Safe to repeat, and beside
+    running code that knows layouts. Raises `StoreUnavailable`, `Misuse`.
     """
     if to not in LAYOUTS:
         raise Misuse(f"there is no layout {to!r}, only {', '.join(LAYOUTS)}")
     with closing(_connect(store)) as connection:
         ask = connection.ask
-        run(_alone(store), ask)
+        run(_lock_moves(store), ask)
         moved = 0
-        _, has_parts = run(_known(), ask)
+        _, has_parts = run(_read_layout(), ask)
         wants_parts = to == PARTITIONED
         if to == INLINE or has_parts != wants_parts:
-            moved += _take_along(ask, INLINE, watch)
+            moved += _move_all(ask, INLINE, watch)
         if has_parts != wants_parts:
-            _outlive(ask, watch)  # an old snapshot shows answers in the table that is to go
-            _insist(partial(_replace_table, wants_parts), ask, watch)
-        elif wants_parts and not run(_turns_days(), ask):
-            _insist(_add_parts, ask, watch)  # only answers had them, before migration 5
+            _wait_for_open_transactions(
+                ask, watch
+            )  # an old snapshot shows answers in the table to be replaced
+            _repeat(partial(_replace_table, wants_parts), ask, watch)
+        elif wants_parts and not run(_has_partitions(), ask):
+            _repeat(_add_partitions, ask, watch)  # before migration 5 only answers had them
         if to != INLINE:
-            moved += _take_along(ask, to, watch)
+            moved += _move_all(ask, to, watch)
         return moved
 
 
 def begin_inline() -> Op[None]:
-    """For a database that is new: nothing is to be moved, and no older release uses it."""
-    return _say(INLINE, OLDEST_READERS[INLINE])
+    """Set the layout of a new database: nothing to move, and no older release uses it."""
+    return _set_layout(INLINE, OLDEST_READERS[INLINE])
 
 
 def _connect(store: Store) -> Any:
@@ -108,66 +109,66 @@ def _connect(store: Store) -> Any:
 # ------------------------------------------------------------------------------------ the parts
 
 
-def _alone(store: Any) -> Op[None]:
-    if store.pgbouncer:
+def _lock_moves(store: Any) -> Op[None]:
+    if store.driver.pgbouncer:
         raise Misuse("a move needs a connection of its own: name the server itself, not PgBouncer")
     for _ in range(ALONE_TRIES_MAX):
         [(ours,)] = yield Question(STATEMENTS["one_mover"], (MOVERS,))
         if ours:
             return
         yield Question("SELECT pg_sleep(0.1)")
-    raise StoreUnavailable("somebody else is changing the layout: wait until that has ended")
+    raise StoreUnavailable("another process is changing the layout: wait until it has finished")
 
 
-def _known() -> Op[tuple[str, bool]]:
+def _read_layout() -> Op[tuple[str, bool]]:
     rows = yield Question(STATEMENTS["layout"])
     [(said, has_parts)] = rows
     return said, has_parts
 
 
-def _say(to: str, oldest_reader: int) -> Op[None]:
+def _set_layout(to: str, oldest_reader: int) -> Op[None]:
     yield Question(STATEMENTS["set_layout"], (to, oldest_reader))
 
 
-def _take_along(ask: Callable[[Any], Any], to: str, watch: Watch) -> int:
-    """Say the layout and move what is in another. Older releases may come back when all is out."""
-    run(_say(to, max(OLDEST_READERS.values())), ask)
-    _outlive(ask, watch)
+def _move_all(ask: Callable[[Any], Any], to: str, watch: Watch) -> int:
+    """Set the layout and move what is in another. Older releases may start when all is moved."""
+    run(_set_layout(to, max(OLDEST_READERS.values())), ask)
+    _wait_for_open_transactions(ask, watch)
     records, after = 0, b""
     while True:
-        last, count = _insist(partial(_batch, to, after), ask, watch)
+        last, count = _repeat(partial(_move_batch, to, after), ask, watch)
         records += count
         if last is None:
             break
         after = last
-        watch(Moved(to, int.from_bytes(after[:4].ljust(4, b"\0")) / 2**32, records))
-    run(_say(to, OLDEST_READERS[to]), ask)
+        watch(MoveProgress(to, int.from_bytes(after[:4].ljust(4, b"\0")) / 2**32, records))
+    run(_set_layout(to, OLDEST_READERS[to]), ask)
     return records
 
 
-def _outlive(ask: Callable[[Any], Any], watch: Watch) -> None:
-    """Wait until every transaction that is open now has ended: each may have looked the layout up
-    before, or still see the database as it was. No lock tells so much, and none is in the way.
+def _wait_for_open_transactions(ask: Callable[[Any], Any], watch: Watch) -> None:
+    """Wait until every transaction that is open now has ended: each may have read the old layout,
+    or still see the old data. No lock would tell, and none is held.
     """
-    opened = run(_opened(), ask)
-    _insist(partial(_none_open, opened), ask, watch)
+    opened = run(_open_transactions(), ask)
+    _repeat(partial(_none_open, opened), ask, watch)
 
 
-def _opened() -> Op[list[str]]:
+def _open_transactions() -> Op[list[str]]:
     [(opened,)] = yield Question(STATEMENTS["open_transactions"])
     return list(opened)
 
 
-def _insist(step: Callable[[], Op[T | None]], ask: Callable[[Any], Any], watch: Watch) -> T:
-    """What a step gives, unless a transaction stays in its way for too long."""
+def _repeat(step: Callable[[], Op[T | None]], ask: Callable[[Any], Any], watch: Watch) -> T:
+    """Repeat a step until no transaction blocks it; return its result."""
     for _ in range(WAITS_MAX):
         given = run(step(), ask)
         if given is not None:
             return given
         watch(None)
     raise StoreUnavailable(
-        "a transaction that began before, or holds a record, stays open: see pg_stat_activity for "
-        "who it is, then ask for the layout again. All goes on meanwhile"
+        "a transaction that began before, or holds a record, stays open: find it in "
+        "pg_stat_activity, then ask for the layout again. Requests go on meanwhile"
     )
 
 
@@ -176,8 +177,8 @@ def _none_open(opened: list[str]) -> Op[bool | None]:
     return ended or None
 
 
-def _batch(to: str, after: bytes) -> Op[tuple[bytes | None, int] | None]:
-    """One transaction: whatever cuts it short, nothing of it has happened or all."""
+def _move_batch(to: str, after: bytes) -> Op[tuple[bytes | None, int] | None]:
+    """Move one batch in one transaction: all or nothing, if interrupted."""
     name = "move_into_claims" if to == INLINE else "move_out_of_claims"
     limits = (WAIT_MS, after, BATCH_ROWS)
     yield Question("BEGIN", script=True)
@@ -198,17 +199,17 @@ def _replace_table(with_parts: bool) -> Op[bool | None]:
     return _carry_out(f"{script};\n{_script('partitioned' if with_parts else 'whole')}")
 
 
-def _turns_days() -> Op[bool]:
+def _has_partitions() -> Op[bool]:
     [(has_function,)] = yield Question(STATEMENTS["turns_days"])
     return bool(has_function)
 
 
-def _add_parts() -> Op[bool | None]:
+def _add_partitions() -> Op[bool | None]:
     return _carry_out(_script("partitioned"))
 
 
 def _carry_out(script: str) -> Op[bool | None]:
-    """All or nothing: a script is one transaction."""
+    """Run a script, which is one transaction; None if a row is locked."""
     try:
         yield Question(script, chore=True, script=True)
     except RowHeld:

@@ -40,8 +40,8 @@ SELECT h.n, h.lane, {IS_DUE}, octet_length(o.payload), o.token IS NOT NULL, o.to
 FROM (SELECT * FROM heads LIMIT $2::int) AS h JOIN oncekey_outbox o ON o.n = h.n
 ORDER BY h.lane
 """
-# A row that was changed since the snapshot is judged in its newest version; one that somebody holds
-# is being claimed.
+# A row that changed since the snapshot is checked in its newest version; a locked one is being
+# claimed.
 CLAIM = f"""
 WITH picked AS MATERIALIZED (
     SELECT o.n FROM oncekey_outbox o
@@ -94,8 +94,8 @@ class PostgresOutboxTable:
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int
     ) -> Op[list[ClaimedRow]]:
         rows = yield Question(CLAIM, (list(ns), token, lease_s, attempts_max))
-        taken = [_taken(*row) for row in rows]
-        return sorted(taken, key=lambda row: row.n)
+        claimed = [_claimed_row(*row) for row in rows]
+        return sorted(claimed, key=lambda row: row.n)
 
     def remove(self, ns: Sequence[int], token: bytes) -> Op[int]:
         rows = yield Question(REMOVE, (list(ns), token))
@@ -116,7 +116,7 @@ class PostgresOutboxTable:
         return len(rows)
 
 
-def _taken(
+def _claimed_row(
     n: int,
     id: str,
     topic: str,

@@ -1,7 +1,7 @@
 """The statements of the PostgreSQL store, as text: for one verb and for many. Pure.
 
-They stand in `queries.sql`, with the reasons for their shape. What several of them
-say, and how a record is read from a row, has a name in braces there and its meaning here.
+They are in `queries.sql`, with the reasons for their form. Parts that several of them share, and
+how to read a record from a row, have a name in braces there and are defined here.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ CLAIMED_MOST = {
     "schema_version": 0,
 }
 _AT_THE_START = {
-    **{name: repr(said) for name, said in CLAIMED_MOST.items()},
+    **{name: repr(usual) for name, usual in CLAIMED_MOST.items()},
     **dict.fromkeys(("lapses", "replays", "conflicts"), "0"),
     "attempt": "1",
     "beat": "CASE c.state WHEN 'running' THEN 0 ELSE 1 END",
     "no_effect": "false",
 }
-"""What null stands for in the layout "inline": what is so in most records, and takes no room. These
-are values of the table, whatever a policy's defaults become.
+"""What null stands for in the layout "inline": the values of most records, which take no space.
+They belong to the table, whatever a policy's defaults become.
 """
 _IS_UUID = (
     "({0} LIKE '________-____-____-____-____________' "
     "AND translate({0}, '0123456789abcdef', '') = '----')"
 )
 is_uuid = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
-"""The same. The server takes a tenth of an insert's time for it, so inserts come with it."""
+"""The same in Python: the server would need a tenth of an insert's time for it."""
 AS_UUID = f"CASE WHEN {_IS_UUID} THEN {{0}}::uuid END"
 """Inline, a key of this form is a number, and so `key` is null: 21 bytes less."""
 _LEFT_OUT_BEFORE = ("recovery", "schema_version")
-"""Of these, what releases before migration 6 leave out, and so can read."""
+"""Those that releases before migration 6 leave out, and so can read."""
 CLAIMED = ", ".join(("key", "key_uuid", *CLAIMED_MOST))
 
 
-def given(key: str, *others: str) -> str:
-    """What a claim brings, as it is kept: expressions for `CLAIMED`. `zero` is null if inline, and
-    `short` true if that was said to migration 6 too. `key_uuid` is null if it was not, or the key
-    is not of that form.
+def claimed_values(key: str, *others: str) -> str:
+    """Return expressions for `CLAIMED`: what a claim brings, as it is stored. `zero` is null if
+    inline, and `short` true if migration 6 knows that too. `key_uuid` is null if it does not, or if
+    the key has another form.
     """
     kept = [f"CASE WHEN key_uuid IS NULL THEN {key} END", "key_uuid"]
     for name, each in zip(CLAIMED_MOST, others, strict=True):
-        said = "zero = 0" if name in _LEFT_OUT_BEFORE else "NOT short"
-        kept.append(f"CASE WHEN {said} OR {each} <> {_AT_THE_START[name]} THEN {each} END")
+        stored = "zero = 0" if name in _LEFT_OUT_BEFORE else "NOT short"
+        kept.append(f"CASE WHEN {stored} OR {each} <> {_AT_THE_START[name]} THEN {each} END")
     return ", ".join(kept)
 
 
@@ -81,7 +81,7 @@ _PARTS = {
     "asked_most": ", ".join(
         f"coalesce(a.{name}, {_AT_THE_START[name]}) AS {name}" for name in CLAIMED_MOST
     ),
-    "given": given("key", *CLAIMED_MOST),
+    "given": claimed_values("key", *CLAIMED_MOST),
     "beat": f"coalesce(c.beat, {_AT_THE_START['beat']})",
     "lease_s": f"coalesce(c.lease_s, {_AT_THE_START['lease_s']})",
     "say": ", ".join(
@@ -99,11 +99,11 @@ _PARTS = {
     ),
     "unsaid": " OR ".join(f"c.{name} IS NULL" for name in (*_AT_THE_START, "key")),
 }
-"""What stands for the names in braces, of which `{skip}` is left."""
+"""The meaning of the names in braces, all but `{skip}`."""
 
 
 def _statements() -> dict[str, str]:
-    """The statements by name, without comments: a pooler is sent the whole text each time."""
+    """Return the statements by name, without comments: a pooler gets the whole text each time."""
     text = (resources.files("oncekey.stores.postgres") / "queries.sql").read_text("utf-8")
     text = re.sub(r"^--(?! name:).*\n", "", text, flags=re.MULTILINE)
     for name, meaning in _PARTS.items():
@@ -113,7 +113,7 @@ def _statements() -> dict[str, str]:
 
 
 def _for_one(text: str) -> str:
-    """With values in place of arrays: a fifth faster, where there is only one verb."""
+    """Take values instead of arrays: a fifth faster for a single verb."""
     text = text.replace("[]", "")
     text = re.sub(r"= ANY \((\$[^)]*)\)", r"= \1", text)
     return re.sub(r"unnest\(([^)]*)\) AS a", r"(SELECT \1) AS a", text)

@@ -14,7 +14,7 @@ from oncekey._core.op import Op
 from oncekey._core.verbs import Verb
 from oncekey.errors import StoreError
 from oncekey.stores.base import Durability, Traits
-from oncekey.stores.checks import Examination, Risk, Sample, allowed, first_by_id, insist
+from oncekey.stores.checks import Examination, Risk, Sample, first_by_id, parse_risks, refuse_unsafe
 from oncekey.stores.postgres import checks
 from oncekey.stores.postgres import verbs as postgres_verbs
 from oncekey.stores.postgres.connection import (
@@ -34,7 +34,7 @@ from oncekey.stores.sql import Migration, check_waits, migrations
 from oncekey.stores.sql_batch import RowHeld, group
 
 MIGRATORS = 31360989905909113
-"""The advisory lock of those who migrate."""
+"""The advisory lock of a migration."""
 
 DURABILITY = Durability(
     *(True, True, True),
@@ -73,7 +73,7 @@ class PostgresStore:
         connect_timeout_s: float = 5.0,
     ) -> None:
         check_waits(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
-        self.allowed = allowed(allow, checks.RISKS)
+        self.allowed = parse_risks(allow, checks.RISKS)
         self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = Address(with_application_name(url))
         self.limits = Limits(timeout_s)
@@ -100,7 +100,7 @@ class PostgresStore:
         [row] = yield Question(checks.PREPARE)
         shown = self.address.shown
         findings = checks.Server(*row).findings(shown, pooled=self.driver.pgbouncer)
-        insist(findings, shown, self.allowed)
+        refuse_unsafe(findings, shown, self.allowed)
 
     def examine(self) -> Op[Examination]:
         return checks.examine(self.address.shown, pooled=self.driver.pgbouncer)
@@ -127,8 +127,8 @@ class PostgresStore:
         return applied
 
     def _migrate(self, migration: Migration, known: list[Migration]) -> Op[list[str]]:
-        """Apply one that is missing. A new database gets all of them at once: cut short in between
-        it would be taken for an older one, whose layout others rely on.
+        """Apply a missing one. A new database gets all of them at once: interrupted in between it
+        would be taken for an older one, whose layout other processes rely on.
         """
         yield Question(STATEMENTS["one_migrator"], (MIGRATORS,), chore=True)
         yield Question(STATEMENTS["notebook"], script=True)
@@ -154,5 +154,5 @@ class PostgresStore:
 
 _TABLE_HELD = (
     "a transaction that stays open keeps the tables from being changed, and others would soon wait "
-    "behind the change: see pg_stat_activity for who it is, then migrate again"
+    "behind the change: find it in pg_stat_activity, then migrate again"
 )

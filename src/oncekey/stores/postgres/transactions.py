@@ -1,14 +1,14 @@
-"""What atomic mode asks of PostgreSQL, within the transaction that holds the business rows too.
+"""Transactions of PostgreSQL: records that commit together with the rows of a handler or caller.
 
-Two statements. The first takes the id, for as long as the transaction lasts, and looks whether it
-has a record; the last writes a record that is completed from the start. In between nothing of ours
-is locked but the id: whoever else wants it is told so at once, and no other record waits.
+Atomic mode asks two statements. The first locks the id for as long as the transaction lasts, and
+looks for its record; the last writes a record that is completed from the start. In between only the
+id is locked: another request for it is refused at once, and no other record waits.
 
-The look's snapshot is older than the lock that it takes, so it may miss what was committed in
+The first statement's snapshot is older than the lock that it takes, so it may miss a commit in
 between. It decides nothing: the unique id of the table does, when the record is written.
 
-Nothing needs a session, so a pooler in transaction mode will do. The mark, a setting that ends with
-the transaction, tells whether the handler ended it by itself.
+Nothing depends on the session, so a pooler in transaction mode will do. A mark, a setting that ends
+with the transaction, shows whether the handler ended it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from oncekey._core.record import Claim
 from oncekey._core.verbs import Swap
 from oncekey.errors import Misuse
 from oncekey.stores import sql
-from oncekey.stores.postgres.statements import AS_UUID, CLAIMED, INLINE, RECORD, SHORTER, given
+from oncekey.stores.postgres.statements import (
+    AS_UUID,
+    CLAIMED,
+    INLINE,
+    RECORD,
+    SHORTER,
+    claimed_values,
+)
 from oncekey.stores.postgres.verbs import Question, answer_row, claim_row
 from oncekey.stores.transactions import (
     Ask,
@@ -34,7 +41,7 @@ from oncekey.stores.transactions import (
     not_begun,
 )
 
-# Most requests are new: what a record would say is asked for only where there is one.
+# Most requests are new: read the record only if there is one.
 _CLAIM = """
 SELECT
     set_config('oncekey.attempt', $3::text, true),
@@ -55,6 +62,9 @@ LEFT JOIN oncekey_claims c ON c.id = a.id
 LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
 """  # noqa: S608
 _MARK = Question("SELECT current_setting('oncekey.attempt', true)")
+_VALUES = claimed_values(
+    *("$11::text", "$13::int", "$14::float8", "$15::float8", "$16::text", "$17::int")
+)
 _INSERT_COMPLETED = f"""
 WITH fresh AS MATERIALIZED (
     SELECT
@@ -77,7 +87,7 @@ inserted AS (
     SELECT
         $3::bytea, $4::bytea, $5::text,
         $9::text, $10::text, $12::bytea,
-        {given("$11::text", "$13::int", "$14::float8", "$15::float8", "$16::text", "$17::int")},
+        {_VALUES},
         $18::text, 'completed', nextval('oncekey_fences'), currval('oncekey_fences') + zero,
         1 + zero, zero, 0, zero::bool, zero, zero, now(), expires,
         CASE WHEN zero = 0 THEN (expires AT TIME ZONE 'UTC')::date END,
@@ -101,7 +111,7 @@ SELECT true FROM inserted
 
 
 def hold(claim: Claim) -> Op[Hold]:
-    """Take the id if nobody has it, and look for its record."""
+    """Take the id if it is free, and look for its record."""
     number = int.from_bytes(claim.id[:8], signed=True)
     [(_, ours)] = yield Question(_CLAIM, (claim.id, number, claim.token.hex()))
     if ours is not None:

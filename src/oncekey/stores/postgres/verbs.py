@@ -1,9 +1,9 @@
 """How every verb is asked of PostgreSQL, and what its answer means. Pure: no driver, no connection.
 
-The statements stand in `postgres_text`. Here verbs become columns of values, and rows become
-outcomes. One conditional statement serves a whole batch; where it skipped a row that somebody
-holds, the outcome is `AGAIN`, and the verb comes back alone to wait for it. What refused a verb is
-looked up by a second statement: in the first one's snapshot it may not be visible yet.
+`statements` has the SQL. Here verbs become columns of values, and rows become outcomes. One
+conditional statement serves a whole batch; if it skipped a locked row, the outcome is `AGAIN`, and
+the verb comes back alone to wait for it. A second statement reads what refused a verb: the first
+one's snapshot may not show it yet.
 """
 
 from __future__ import annotations
@@ -54,14 +54,12 @@ from oncekey.stores.sql_batch import (
 
 @value
 class Question:
-    """One statement, answered with its rows; or a script of several, which has no arguments and is
-    answered with nothing.
-    """
+    """One statement, answered with its rows; or a script of several, without arguments and rows."""
 
     sql: str
     args: tuple[Any, ...] = ()
     chore: bool = False
-    """May take as long as housekeeping takes: `CHORE_TIMEOUT_S` instead of `timeout_s`."""
+    """Housekeeping: `CHORE_TIMEOUT_S` applies instead of `timeout_s`."""
     script: bool = False
 
 
@@ -70,13 +68,13 @@ def _ms(seconds: float) -> str:
 
 
 class Limits:
-    """How long to wait. The server gives up on a row first, so that it can still say so."""
+    """How long to wait. The server stops waiting for a row first, so that it can still say so."""
 
     def __init__(self, timeout_s: float = 5.0) -> None:
         self.timeout_s = timeout_s
         self.alone_wait_ms = _ms(timeout_s * 0.75)
         self.batch_wait_ms = _ms(timeout_s * 0.05)
-        """One held row must not delay a batch for long: its members are then asked alone."""
+        """One locked row must not delay a batch: its verbs are then asked alone."""
 
     def of(self, question: Question) -> float:
         return CHORE_TIMEOUT_S if question.chore else self.timeout_s
@@ -86,7 +84,7 @@ class Limits:
 
 
 def _question(name: str, rows: Sequence[tuple[Any, ...]], *before: Any) -> Question:
-    """A statement about these rows; `before` are the arguments that stand before their columns."""
+    """Build the question for these rows; `before` are the arguments before their columns."""
     if len(rows) == 1:
         return Question(ALONE[name], (*before, *rows[0]))
     return Question(BATCH[name], (*before, *map(column, zip(*rows, strict=True))))
@@ -96,8 +94,8 @@ _NULLS, _NUMBERS = {type(None)}, {int, float}
 
 
 def column(values: tuple[Any, ...]) -> list[Any] | None:
-    """As `unnest` takes it, which fills up with nulls what is shorter than the rest; and as psycopg
-    takes it, for which whole seconds are of another kind than others, and nulls alone are text.
+    """Prepare values for `unnest`, which fills shorter columns with nulls; and for psycopg, which
+    takes whole seconds for another type than others, and nulls alone for text.
     """
     kinds = set(map(type, values))
     if kinds == _NULLS:
@@ -119,33 +117,34 @@ def claim_row(claim: Claim) -> tuple[Any, ...]:
 
 
 def _insert_row(claim: Claim) -> tuple[Any, ...]:
-    """With None where most claims say the same."""
+    """Return a claim's columns, with None for values that most claims share."""
     return (
         *(claim.id, claim.token, claim.tenant, claim.operation, claim.key, claim.fingerprint),
-        *_unlike_most(*_LIKE_MOST(claim)),
+        *_without_usual(*_USUAL(claim)),
         *(sql.encode_digests(claim.field_digests), claim.request),
         None if is_uuid(claim.key) else False,
     )
 
 
-_LIKE_MOST = attrgetter(*CLAIMED_MOST)
+_USUAL = attrgetter(*CLAIMED_MOST)
 
 
 @functools.lru_cache(maxsize=64)  # one for each policy, but a client may ask for a retention
-def _unlike_most(*said: Any) -> tuple[Any, ...]:
+def _without_usual(*values: Any) -> tuple[Any, ...]:
     most = CLAIMED_MOST.values()
-    return tuple(None if each == usual else each for each, usual in zip(said, most, strict=True))
+    return tuple(None if each == usual else each for each, usual in zip(values, most, strict=True))
 
 
 def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found | Again]]:
-    """A row with a state is a record that was found. What is in no row was committed by another
-    while the statement ran, which then neither inserts nor sees it: that is asked for again.
+    """Insert or find. A row with a state is a record that was found. An id without a row was
+    committed by another transaction while the statement ran, which then neither inserts nor sees
+    it: ask again.
     """
     outcomes: dict[bytes, Inserted | Found] = {}
     missing = verbs
     batch = len(verbs) > 1
-    requested = any(verb.claim.request is not None for verb in verbs)
-    name = "insert_requests" if requested else "insert"
+    has_request = any(verb.claim.request is not None for verb in verbs)
+    name = "insert_requests" if has_request else "insert"
     for _ in range(INSERT_ROUNDS_MAX):
         wait_ms = limits.batch_wait_ms if batch else limits.alone_wait_ms
         rows = [_insert_row(verb.claim) for verb in missing]
@@ -187,7 +186,7 @@ def _steps(verbs: Sequence[Steps], limits: Limits) -> Op[list[list[Step]]]:
     return [[Step(*row[1:]) for row in rows if row[0] == verb.id] for verb in verbs]
 
 
-def _requested(verbs: Sequence[Requested], limits: Limits) -> Op[list[bytes | None]]:
+def _read_requests(verbs: Sequence[Requested], limits: Limits) -> Op[list[bytes | None]]:
     rows = yield _question("requested", [(verb.id,) for verb in verbs])
     kept = dict(map(tuple, rows))
     return [kept.get(verb.id) for verb in verbs]
@@ -203,7 +202,7 @@ def _write(
     limits: Limits,
 ) -> Op[list[Done | Refused | Again]]:
     """Ask a conditional statement. It returns the id of each row that it could lock, with the fence
-    where the verb was carried out, and with null where the record was not as expected.
+    if the verb was carried out, and with null if the record was not as expected.
     """
     answer = yield _question(name, rows, limits.alone_wait_ms)
     outcomes: dict[bytes, Done | Refused] = {
@@ -212,7 +211,7 @@ def _write(
     if len(outcomes) < len(verbs):
         refused = [record_id for record_id, fence in answer if fence is None]
         if len(verbs) == 1:
-            refused = [verbs[0].id]  # alone it waits for its row, and skips none
+            refused = [verbs[0].id]  # alone it waits for its row
         found = (yield from _records(refused)) if refused else {}
         outcomes |= {record_id: Refused(found.get(record_id)) for record_id in refused}
     return [outcomes.get(verb.id, AGAIN) for verb in verbs]
@@ -282,7 +281,7 @@ def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
 
 
 KEPT_BY_DAY = ("answers", "steps_by_day", "requests_by_day")
-"""The tables that may have parts, each in a transaction of its own: none waits for two of them."""
+"""The tables that may have partitions, each in its own transaction: none waits for two."""
 
 
 def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
@@ -298,7 +297,7 @@ def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
 
 
 def _turn_days(by_day: bool) -> Op[None]:
-    """A move to another layout may have come in between: there are no days to turn then."""
+    """Drop past partitions and add new ones, unless a move to another layout came in between."""
     each = [("turn_days", (kept,)) for kept in KEPT_BY_DAY]
     with contextlib.suppress(FunctionGone):
         for name, args in each if by_day else [("turn_days_of_answers", ())]:
@@ -348,7 +347,7 @@ _HANDLERS: dict[type, Handler[Limits]] = {
     Peek: _peek,
     AppendStep: _append_step,
     Steps: _steps,
-    Requested: _requested,
+    Requested: _read_requests,
     Tally: _tally,
     Due: _due,
     Sweep: _sweep,

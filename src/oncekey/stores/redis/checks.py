@@ -18,7 +18,7 @@ from oncekey.stores.checks import (
     Risk,
     Size,
     advice,
-    insist,
+    refuse_unsafe,
     schema,
     unsafe,
 )
@@ -44,12 +44,12 @@ def check_server(info: Mapping[str, str], address: str, allowed: Collection[Risk
     """Raise if this server must not be used; the message says what helps."""
     if info.get("loading", "0") != "0":
         raise StoreUnavailable(f"{address} is still loading its data", sent=False)
-    insist(findings(info), address, allowed)
+    refuse_unsafe(findings(info), address, allowed)
 
 
 def check_role(info: Mapping[str, str], address: str) -> None:
     """Raise if this server is a replica."""
-    insist([role(info)], address, ())
+    refuse_unsafe([role(info)], address, ())
 
 
 def findings(info: Mapping[str, str]) -> Iterator[Finding]:
@@ -128,7 +128,7 @@ def check_cluster(info: Mapping[str, str], address: str) -> None:
 
 def check_schema(version: int, oldest_reader: int, address: str) -> None:
     """Raise if this code cannot work with the schema that another release wrote."""
-    insist([schema(version, oldest_reader, SCHEMA, address)], address, ())
+    refuse_unsafe([schema(version, oldest_reader, SCHEMA, address)], address, ())
 
 
 _COMMANDS = (

@@ -36,7 +36,7 @@ from oncekey._core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps
 from oncekey._system.warn_once import warn
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Traits
-from oncekey.stores.checks import Examination, Sample, allowed
+from oncekey.stores.checks import Examination, Sample, parse_risks
 from oncekey.stores.redis import checks
 from oncekey.stores.redis.connection import (
     Address,
@@ -111,7 +111,7 @@ class RedisStore:
         if wait_replicas and not 0.001 <= wait_timeout_s < timeout_s:
             raise Misuse(f"wait_timeout_s={wait_timeout_s} must be below timeout_s={timeout_s}")
         self.prefix = prefix
-        self.allowed = allowed(allow, checks.RISKS)
+        self.allowed = parse_risks(allow, checks.RISKS)
         self._wait_replicas = wait_replicas
         self._wait: Command = ("WAIT", wait_replicas, round(wait_timeout_s * 1000))
         self._scanner = Scanner(self)

@@ -21,7 +21,15 @@ from oncekey._core.verbs import Count, Purge, Scan, Verb
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse
 from oncekey.stores.base import Durability, Traits
-from oncekey.stores.checks import Examination, Finding, Sample, allowed, first_by_id, insist, schema
+from oncekey.stores.checks import (
+    Examination,
+    Finding,
+    Sample,
+    first_by_id,
+    parse_risks,
+    refuse_unsafe,
+    schema,
+)
 from oncekey.stores.sql import check_schema, migrations
 from oncekey.stores.sqlite import checks
 from oncekey.stores.sqlite.async_connection import AsyncSqliteConnection, Brief
@@ -67,7 +75,7 @@ class SqliteStore:
     ) -> None:
         if synchronous not in DURABILITY:
             raise Misuse(f"synchronous is FULL (the default), NORMAL or OFF, not {synchronous!r}")
-        self.allowed = allowed(allow, checks.RISKS)
+        self.allowed = parse_risks(allow, checks.RISKS)
         if os.fspath(path) in ("", ":memory:"):
             raise Misuse(
                 "each connection to :memory: would see records of its own: name a file, as in "
@@ -105,7 +113,7 @@ class SqliteStore:
     def prepare(self) -> Op[None]:
         """Bring a new or older file up to date."""
         path = self.place.path
-        insist(checks.findings(path, self.place.synchronous), path, self.allowed)
+        refuse_unsafe(checks.findings(path, self.place.synchronous), path, self.allowed)
         yield from self.migrate()
 
     def migrate(self) -> Op[list[str]]:
