@@ -225,7 +225,7 @@ async def test_p5_a_task_in_a_statement_is_cut_off_with_its_transaction(
     shop: Shop, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if status == 201:
-        for name in ("mysql", "postgres", "_loans_sqlalchemy"):
+        for name in ("mysql", "postgres", "_sqlalchemy_loans"):
             monkeypatch.setattr(f"oncekey.atomic.{name}.LEAVE_S_MAX", 0.2)
     write, tasks, key = shop.write, list[asyncio.Task[None]](), new_key()
     engine = engine_of(shop.kind)

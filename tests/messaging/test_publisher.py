@@ -14,7 +14,7 @@ from oncekey._core.op import run
 from oncekey._system.clock import SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging._outbox import Outbox
-from oncekey.messaging._outbox_worker import Deliver, Drain, Limits, Published
+from oncekey.messaging._outbox_worker import Deliver, Limits, OutboxWorker, Published
 from oncekey.messaging._publisher import Publisher
 from tests.messaging.outbox_databases import (
     OutboxDatabase,
@@ -95,13 +95,13 @@ def test_a_long_lane_costs_one_look(outbox_db: OutboxDatabase) -> None:
             outbox_db.outbox.put_sync(connection, "orders", b"%d" % i, key="hot")
         for i in range(3):
             outbox_db.outbox.put_sync(connection, "orders", b"other %d" % i)
-    store, shelf = outbox_db.outbox.store, outbox_db.outbox.table
+    store, table = outbox_db.outbox.store, outbox_db.outbox.table
     connection = store.connect()
     run(store.prepare(), connection.ask)
-    heads = run(shelf.look(b"", 100), connection.ask)
+    heads = run(table.look(b"", 100), connection.ask)
     assert len(heads) == 4
-    assert run(shelf.look(heads[1].lane, 100), connection.ask) == heads[2:]
-    assert run(shelf.look(b"", 2), connection.ask) == heads[:2]
+    assert run(table.look(heads[1].lane, 100), connection.ask) == heads[2:]
+    assert run(table.look(b"", 2), connection.ask) == heads[:2]
     connection.close()
 
 
@@ -109,7 +109,7 @@ def test_a_batch_is_bounded_in_bytes(outbox_db: OutboxDatabase) -> None:
     for _ in range(3):
         outbox_db.put("orders", b"x" * 1000)
     batches: list[int] = []
-    drain = Drain(outbox_db.outbox.table, Limits(batch_bytes_max=1500), SystemClock())
+    worker = OutboxWorker(outbox_db.outbox.table, Limits(batch_bytes_max=1500), SystemClock())
     with_connection = outbox_db.outbox.store.connect()
     run(outbox_db.outbox.store.prepare(), with_connection.ask)
 
@@ -119,7 +119,7 @@ def test_a_batch_is_bounded_in_bytes(outbox_db: OutboxDatabase) -> None:
             return [Published()] * len(question.messages)
         return with_connection.ask(question)
 
-    assert run(drain.until_empty(), ask).published == 3
+    assert run(worker.run_until_empty(), ask).published == 3
     with_connection.close()
     assert batches == [1, 1, 1]
 
@@ -173,7 +173,7 @@ def test_nothing_is_begun_when_the_lease_is_nearly_over(outbox_db: OutboxDatabas
 
     broker, clock = Broker(), Jumps()
     worker = Publisher(outbox_db.outbox, broker, limits=Limits(lease_s=LEASE_S), clock=clock)
-    worker._drain._is_stopping = lambda: bool(broker.got)  # one round
+    worker._worker._is_stopping = lambda: bool(broker.got)  # one round
     assert worker.drain_sync().published == 1
     assert outbox_db.count_waiting() == 2
     publisher(outbox_db, broker).drain_sync()
@@ -189,7 +189,7 @@ def test_a_lost_reply_is_asked_again(outbox_db: OutboxDatabase, happened: bool) 
     store = outbox_db.outbox.store
     connection = store.connect()
     run(store.prepare(), connection.ask)
-    drain = Drain(outbox_db.outbox.table, Limits(), SystemClock())
+    worker = OutboxWorker(outbox_db.outbox.table, Limits(), SystemClock())
     published: list[Message] = []
     replies = 0
 
@@ -207,7 +207,7 @@ def test_a_lost_reply_is_asked_again(outbox_db: OutboxDatabase, happened: bool) 
             raise StoreUnavailable("the reply was lost")
         return answer
 
-    assert run(drain.until_empty(), ask).published == 1
+    assert run(worker.run_until_empty(), ask).published == 1
     connection.close()
     assert len(published) == 1
     assert outbox_db.count_waiting() == 0

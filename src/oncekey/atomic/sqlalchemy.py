@@ -15,7 +15,7 @@ from typing import Any
 
 from oncekey._engine.decisions import Ended
 from oncekey.atomic._loans import revoke
-from oncekey.atomic._loans_sqlalchemy import LOAN, ConnectionLoan, watch_pool
+from oncekey.atomic._sqlalchemy_loans import LOAN, ConnectionLoan, watch_pool
 from oncekey.atomic._sqlalchemy_sessions import (
     Offer,
     commit_earlier_work,

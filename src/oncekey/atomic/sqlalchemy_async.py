@@ -11,7 +11,7 @@ from typing import Any
 
 from oncekey._engine.decisions import Ended
 from oncekey.atomic._loans import revoke, twin_of
-from oncekey.atomic._loans_sqlalchemy import LOAN, AsyncConnectionLoan, watch_pool
+from oncekey.atomic._sqlalchemy_loans import LOAN, AsyncConnectionLoan, watch_pool
 from oncekey.atomic._sqlalchemy_sessions import (
     Offer,
     commit_earlier_work_async,

@@ -144,19 +144,19 @@ class TopicHealth:
         return self._blamed
 
 
-class Drain:
+class OutboxWorker:
     """One worker's pass over an outbox: its position, and what it knows about the broker."""
 
     def __init__(
         self,
-        shelf: OutboxTable,
+        table: OutboxTable,
         limits: Limits,
         clock: Clock,
         *,
         is_stopping: Callable[[], bool] = lambda: False,
         chance: Callable[[], float] = chance,
     ) -> None:
-        self._shelf = shelf
+        self._table = table
         self._is_stopping = is_stopping
         self._limits = limits
         self._clock = clock
@@ -170,11 +170,11 @@ class Drain:
         """How many rounds in a row did not reach the broker."""
         return self._outages
 
-    def until_empty(self) -> Op[Round]:
+    def run_until_empty(self) -> Op[Round]:
         """Run rounds until nothing is due, the broker is unreachable, or the worker must stop."""
         total, quiet = Round(), False
         while True:
-            done = yield from self.round()
+            done = yield from self.run_round()
             total = _add(total, done)
             if done.claimed:
                 quiet = False
@@ -185,22 +185,22 @@ class Drain:
             if done.outage is not None or self._is_stopping():
                 return total
 
-    def round(self) -> Op[Round]:
+    def run_round(self) -> Op[Round]:
         """Look, claim, publish and record the outcomes of at most one batch."""
         # During an outage one message is enough to find out whether the broker is back.
         batch_max = 1 if self._outages else self._limits.batch_max
-        started, looked_max = self._after, self._limits.batch_max * LOOK_FACTOR
-        heads = yield from self._shelf.look(started, looked_max)
-        candidates = self._candidates(heads, is_full=len(heads) == looked_max)
+        started, heads_max = self._after, self._limits.batch_max * LOOK_FACTOR
+        heads = yield from self._table.look(started, heads_max)
+        candidates = self._candidates(heads, is_full=len(heads) == heads_max)
         picked = self._pick_batch(candidates, batch_max)
         cut = len(picked) < len(candidates)
-        ended = not cut and len(heads) < looked_max
+        ended = not cut and len(heads) < heads_max
         self._after = b"" if ended else (picked if cut else heads)[-1].lane
         seen = Round(ended=ended, whole=ended and not started)
         if not picked:
             return seen
         token, claimed_at = random_token(), self._clock.monotonic()
-        taken = yield from self._shelf.claim(
+        taken = yield from self._table.claim(
             [head.n for head in picked],
             token,
             lease_s=self._limits.lease_s,
@@ -281,10 +281,10 @@ class Drain:
         self._outages = self._outages + 1 if outage is not None else 0
         deadline = claimed_at + self._limits.lease_s
         if gone:
-            yield from self._write_until_stored(lambda: self._shelf.remove(gone, token), deadline)
+            yield from self._write_until_stored(lambda: self._table.remove(gone, token), deadline)
         if back:
             yield from self._write_until_stored(
-                lambda: self._shelf.give_back(back, token), deadline
+                lambda: self._table.give_back(back, token), deadline
             )
         return Round(len(gone), failed, parked, outage=outage)
 

@@ -28,9 +28,9 @@ from oncekey.messaging._outbox_worker import (
     LEASE_USED,
     Deliver,
     DeliveryOutcome,
-    Drain,
     Failed,
     Limits,
+    OutboxWorker,
     Published,
     Round,
     Unreachable,
@@ -96,7 +96,7 @@ class Publisher:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._loop_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        self._drain = Drain(
+        self._worker = OutboxWorker(
             outbox.table,
             limits,
             self._clock,
@@ -154,7 +154,7 @@ class Publisher:
                 await connection.close()
 
     async def _drain_once(self) -> Round:
-        return self._log_broker_outage(await arun(self._drain.until_empty(), self._ask))
+        return self._log_broker_outage(await arun(self._worker.run_until_empty(), self._ask))
 
     async def _ask(self, question: Any) -> Any:
         match question:
@@ -231,7 +231,7 @@ class Publisher:
                 connection.close()
 
     def _drain_once_sync(self) -> Round:
-        return self._log_broker_outage(run(self._drain.until_empty(), self._ask_sync))
+        return self._log_broker_outage(run(self._worker.run_until_empty(), self._ask_sync))
 
     def _ask_sync(self, question: Any) -> Any:
         match question:
@@ -277,8 +277,8 @@ class Publisher:
 
     def _pause_s(self) -> float:
         """Return the wait until the next poll, with jitter so that workers do not poll at once."""
-        if self._drain.outages:
-            bound = full_jitter(self._drain.outages - 1, OUTAGE_S_MIN, OUTAGE_S_MAX, 1.0)
+        if self._worker.outages:
+            bound = full_jitter(self._worker.outages - 1, OUTAGE_S_MIN, OUTAGE_S_MAX, 1.0)
             return bound * (0.5 + self._chance() / 2)
         return self._outage.pause_s(self._poll_s) * (0.5 + self._chance() / 2)
 
