@@ -28,8 +28,8 @@ class _OwnedConnection:
 
     __slots__ = ("_oncekey",)
 
-    def __init__(self, real: Any, who: Callable[[], Any]) -> None:
-        object.__setattr__(self, "_oncekey", (real, who, who()))
+    def __init__(self, real: Any, current_owner: Callable[[], Any]) -> None:
+        object.__setattr__(self, "_oncekey", (real, current_owner, current_owner()))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_check_owner(self), name)
@@ -38,21 +38,21 @@ class _OwnedConnection:
         setattr(_check_owner(self), name, value)
 
 
-def _check_owner(ours: _OwnedConnection) -> Any:
-    real, who, owner = ours._oncekey
-    if who() != owner:
+def _check_owner(owned: _OwnedConnection) -> Any:
+    real, current_owner, owner = owned._oncekey
+    if current_owner() != owner:
         raise Misuse(HAS_ENDED)
     return real
 
 
-def _nobody() -> object:
+def _no_owner() -> object:
     return object()
 
 
 class _SwappedConnection:
     """Swaps the driver's connection of a SQLAlchemy connection for a stand-in."""
 
-    _who: Callable[[], Any]
+    _current_owner: Callable[[], Any]
     """Identifies the current thread or task."""
 
     def __init__(self, connection: Any, stand_in: Any, for_pool: Any = None) -> None:
@@ -64,7 +64,7 @@ class _SwappedConnection:
         self._fairy.dbapi_connection = stand_in
         self._record.dbapi_connection = self._stand_in
         self._record.info[LOAN] = self
-        self._ours: _OwnedConnection | None = None
+        self._owned: _OwnedConnection | None = None
         self.is_back = False
         """Whether its pool has it again."""
         self._had_ended: bool | None = None
@@ -76,12 +76,12 @@ class _SwappedConnection:
         the connection during the commit, and keep it.
         """
         if self._record.dbapi_connection is self._stand_in:
-            self._ours = _OwnedConnection(self._real, self._who)
-            self._fairy.dbapi_connection = self._record.dbapi_connection = self._ours
+            self._owned = _OwnedConnection(self._real, self._current_owner)
+            self._fairy.dbapi_connection = self._record.dbapi_connection = self._owned
 
     def restore(self) -> None:
         """Give the real connection back to its pool, unless SQLAlchemy has closed it."""
-        if self._record.dbapi_connection in (self._stand_in, self._ours):
+        if self._record.dbapi_connection in (self._stand_in, self._owned):
             self._record.dbapi_connection = self._real
 
     def on_close(self) -> None:
@@ -102,14 +102,14 @@ class _SwappedConnection:
 
     def release(self) -> None:
         """Make the real connection unusable after the transaction has ended."""
-        if self._ours is not None:
-            object.__setattr__(self._ours, "_oncekey", (None, _nobody, None))
+        if self._owned is not None:
+            object.__setattr__(self._owned, "_oncekey", (None, _no_owner, None))
 
 
 class ConnectionLoan(_SwappedConnection):
     """The loan of a blocking `Connection`."""
 
-    _who = staticmethod(threading.get_ident)
+    _current_owner = staticmethod(threading.get_ident)
 
     def __init__(self, connection: Any) -> None:
         self.driver = lend(connection.connection.dbapi_connection)
@@ -138,12 +138,12 @@ class ConnectionLoan(_SwappedConnection):
         if self.driver.is_tainted:
             self._record.invalidate()
 
-    def close_when_free(self, then: Callable[[], None]) -> None:
-        """When the last thread leaves the connection, call `then` and close the connection."""
+    def close_when_free(self, callback: Callable[[], None]) -> None:
+        """When the last thread leaves the connection, call `callback` and close the connection."""
         if isinstance(self.driver, SqliteLoan):
 
             def leave() -> None:
-                then()
+                callback()
                 self._real.close()
 
             self.driver.when_free(leave)
@@ -155,7 +155,7 @@ class AsyncConnectionLoan(_SwappedConnection):
     connection if there is one.
     """
 
-    _who = staticmethod(asyncio.current_task)
+    _current_owner = staticmethod(asyncio.current_task)
 
     def __init__(self, connection: Any) -> None:
         self._adapter = connection.connection.dbapi_connection

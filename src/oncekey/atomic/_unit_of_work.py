@@ -128,7 +128,7 @@ class _UnitBase:
         self._store = store
         self._outside = ask
         self._on_unused = on_unused
-        self._work = AtomicOperation(
+        self._operation = AtomicOperation(
             store, seconds_max, callers=adapter.engine == CALLERS, plain=plain
         )
         self._transaction: Transaction | None = None
@@ -137,14 +137,11 @@ class _UnitBase:
         self._is_clear = True
         """No statement is left running."""
 
-    def _lend(self, decided: Any) -> Any:
-        if isinstance(decided, Execute) and self._transaction is not None:
-            self._loan, self._borrower = (
-                Loan(self._transaction.lend(), self._adapter),
-                decided.attempt,
-            )
-            self._borrower.loan = self._loan
-        return decided
+    def _lend(self, decision: Any) -> Any:
+        if isinstance(decision, Execute) and self._transaction is not None:
+            self._borrower = decision.attempt
+            self._loan = self._borrower.loan = Loan(self._transaction.lend(), self._adapter)
+        return decision
 
     def _check_clear(self) -> None:
         if not self._is_clear:
@@ -163,7 +160,7 @@ class _UnitBase:
         if self._loan is None or self._on_unused is None or self._loan.was_used:
             return
         if not getattr(transaction, "was_used", False):
-            self._on_unused(self._borrower, self._work.status)
+            self._on_unused(self._borrower, self._operation.status)
 
 
 class Unit(_UnitBase):
@@ -172,11 +169,11 @@ class Unit(_UnitBase):
     def drive_sync(self, op: Op[Any]) -> Any:
         """Run an operation of the engine inside the transaction."""
         try:
-            decided = run(self._work.drive(op), self._answer)
+            decision = run(self._operation.drive(op), self._answer)
         except BaseException:
             self.close()
             raise
-        return self._lend(decided)
+        return self._lend(decision)
 
     def close(self) -> None:
         """Roll back whatever is open."""
@@ -211,14 +208,14 @@ class Unit(_UnitBase):
         if self._transaction is None:
             return False
         try:
-            self._open_up(self._transaction, own)
+            self._prepare(self._transaction, own)
         except BaseException:  # a retry would begin another one and lose this one
             self._roll_back()
             raise
         return True
 
-    def _open_up(self, transaction: Transaction, own: Any) -> None:
-        if (first := self._work.first_question) is not None:
+    def _prepare(self, transaction: Transaction, own: Any) -> None:
+        if (first := self._operation.first_question) is not None:
             transaction.ask(first)
         if own is not None:
             run(transactions.must_fit(self._store, own), transaction.ask)
@@ -263,11 +260,11 @@ class AsyncUnit(_UnitBase):
     async def drive(self, op: Op[Any]) -> Any:
         """Run an operation of the engine inside the transaction."""
         try:
-            decided = await arun(self._work.drive(op), self._answer)
+            decision = await arun(self._operation.drive(op), self._answer)
         except BaseException:
             await self.close()
             raise
-        return self._lend(decided)
+        return self._lend(decision)
 
     async def close(self) -> None:
         """Roll back whatever is open."""
@@ -303,7 +300,7 @@ class AsyncUnit(_UnitBase):
         if self._transaction is None:
             return False
         try:
-            await self._open_up(self._transaction, own)
+            await self._prepare(self._transaction, own)
         except BaseException:  # a retry would begin another one and lose this one
             await self._roll_back()
             raise
@@ -321,8 +318,8 @@ class AsyncUnit(_UnitBase):
             opening.add_done_callback(_roll_back_later)
             raise
 
-    async def _open_up(self, transaction: Transaction, own: Any) -> None:
-        if (first := self._work.first_question) is not None:
+    async def _prepare(self, transaction: Transaction, own: Any) -> None:
+        if (first := self._operation.first_question) is not None:
             await self._call(transaction.ask, first)
         if own is not None:
             if self._threaded:

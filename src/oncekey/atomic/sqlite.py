@@ -158,9 +158,9 @@ class SqliteLoan:
             self._gate.close_all()
         return free
 
-    def when_free(self, then: Callable[[], None]) -> None:
+    def when_free(self, callback: Callable[[], None]) -> None:
         """Call this when the last thread leaves a connection that was not free in time."""
-        self._gate.when_free(then)
+        self._gate.when_free(callback)
 
 
 class _TrackingGate(Gate):
