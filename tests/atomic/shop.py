@@ -453,5 +453,5 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
     """One of each kind that differs when something goes wrong; every replay asks the store."""
     async with opener(request.param) as shop:
-        shop.app.edge.recent._seconds = 0
+        shop.app.edge.recent.seconds = 0
         yield shop

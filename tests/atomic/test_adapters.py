@@ -120,7 +120,7 @@ async def test_a_crowd_of_replays_gets_the_answer(shop: Shop) -> None:
     """Nobody who asks for a finished operation is told that it is in flight."""
     key = new_key()
     await shop.order(key)
-    shop.app.edge.recent._seconds = 0
+    shop.app.edge.recent.seconds = 0
     replies = await asyncio.gather(*(shop.order(key) for _ in range(12)))
     assert {(reply.status, reply.replayed) for reply in replies} == {(201, True)}
 

@@ -243,14 +243,14 @@ STORES = (
     ),
 )
 
-_CONCLUDE = "await self._record(*self._edge.judged(self._session.attempt, self._capture))\n"
+_CONCLUDE = "await self._record(*self._classify())\n"
 
 ENGINE = (
     Mutant(
         "ASGI: the answer is sent before it is recorded",
         "web/_asgi_run.py",
-        f"        {_CONCLUDE}",
-        f"        await self._release(self._capture.headers)\n        {_CONCLUDE}",
+        f"                {_CONCLUDE}",
+        f"                await self._release()\n                {_CONCLUDE}",
         ASGI,
         "test_p4_nothing_is_sent_before_the_answer_is_recorded",
     ),
@@ -290,8 +290,8 @@ ENGINE = (
     Mutant(
         "the path is left out of the fingerprint",
         "_core/fingerprint.py",
-        "    verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)\n",
-        '    verb, place, kind = as_bytes(method.upper()), b"", as_bytes(media_type)\n',
+        "    texts = method.upper(), path, media_type\n",
+        '    texts = method.upper(), "", media_type\n',
         ASGI,
         "test_e16_the_concrete_path_is_part_of_the_request",
     ),
@@ -489,9 +489,9 @@ ENGINE = (
     ),
     Mutant(
         "of two key lines the first counts",
-        "web/_request_key.py",
-        "return keys.parse(lines, chars_min=chars_min) if lines else None",
-        "return keys.parse(lines[:1], chars_min=chars_min) if lines else None",
+        "web/_edge.py",
+        "found = keys.parse(lines, chars_min=chars_min) if lines else None",
+        "found = keys.parse(lines[:1], chars_min=chars_min) if lines else None",
         ASGI_KEYS,
         "test_e2_two_key_lines_are_refused_even_if_equal",
     ),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.web._spelling import is_normal, normal, readings
+from oncekey.web._routes import is_normal, normal, readings
 
 PATHS = st.text(st.sampled_from("/.a\nhtp:"), max_size=12)
 

@@ -42,14 +42,16 @@ def essence(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
+AWS_JSON = "application/x-amz-json-"
+"""How AWS's own media types of JSON begin; version 1 of the fingerprint did not know them."""
+
+
 def is_json(media_type: str, version: int = 2) -> bool:
-    """Return whether bodies of this media type are read as JSON. AWS has its own media types for
-    it, which version 1 of the fingerprint did not know.
-    """
+    """Return whether bodies of this media type are read as JSON."""
     return (
         media_type == "application/json"
         or media_type.endswith("+json")
-        or (version > 1 and media_type.startswith("application/x-amz-json-"))
+        or (version > 1 and media_type.startswith(AWS_JSON))
     )
 
 
@@ -57,6 +59,8 @@ def is_json(media_type: str, version: int = 2) -> bool:
 
 SHORT_BYTES_MAX = 65_536
 """Longer JSON is parsed in steps: see `_core.long_json`."""
+
+_BOM = b"\xef\xbb\xbf"
 
 
 def canonical_json(body: bytes, *, without: str | None = None, version: int = 2) -> bytes | BadBody:
@@ -68,7 +72,7 @@ def canonical_json(body: bytes, *, without: str | None = None, version: int = 2)
     """
     reader = _READERS[version]
     try:
-        text = _text(body)
+        text = body.removeprefix(_BOM).decode("utf-8")
         if len(body) > SHORT_BYTES_MAX:
             return _long(text, reader, without).encode("ascii")
         if without is None and "\\" not in text:
@@ -89,7 +93,7 @@ def canonical_json(body: bytes, *, without: str | None = None, version: int = 2)
 def json_members(body: bytes) -> dict[str, bytes] | BadBody:
     """Return the canonical form of each member of the outermost object; none if it is none."""
     try:
-        text = _text(body)
+        text = body.removeprefix(_BOM).decode("utf-8")
         if len(body) > SHORT_BYTES_MAX:
             long = LongJson(text, _READERS[2].rules)
             long.canonical()
@@ -116,7 +120,7 @@ def json_member(body: bytes, name: str) -> object | BadBody:
 def parse_json(body: bytes) -> object | BadBody:
     """Parse a JSON text at once; numbers are as `canonical_json` reads them."""
     try:
-        value: object = _READERS[2].decode_strict(_text(body))
+        value: object = _READERS[2].decode_strict(body.removeprefix(_BOM).decode("utf-8"))
         return value
     except (_BadJson, ValueError, RecursionError) as error:
         return _bad_json(error)
@@ -137,10 +141,6 @@ def _long(text: str, reader: _JsonReader, without: str | None) -> str:
 
 class _BadJson(Exception):
     """Carries a reason out of the parser's hooks, which can only raise."""
-
-
-def _text(body: bytes) -> str:
-    return body.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
 
 
 def _constant(name: str) -> NoReturn:

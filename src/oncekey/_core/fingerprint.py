@@ -28,6 +28,7 @@ from dataclasses import field
 from typing import Protocol
 
 from oncekey._core.canonical import (
+    AWS_JSON,
     FORM,
     BadBody,
     canonical_form,
@@ -118,7 +119,7 @@ def of(
     size = len(body) if isinstance(body, bytes) else body.size
     media_type = essence(content_type) if size else ""  # without a body the type means nothing
     rules = None if unread else version
-    tag, canonical = _canonical_body(media_type, content_type, body, exclude_field, rules)
+    tag, canonical = _canonical_body(media_type, content_type, body, size, exclude_field, rules)
     if version == 1:
         target = ""
     elif target and tag is _TAGS[1]:
@@ -129,7 +130,8 @@ def of(
         if isinstance(pairs, BadBody):
             return pairs
         query = canonical_query(pairs, without=exclude_parameter)
-    verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)
+    texts = method.upper(), path, media_type
+    verb, place, kind = [text.encode("utf-8", "surrogatepass") for text in texts]
     if target:  # framed, it begins with a digit, unlike any path
         place = frame((place, as_bytes(target)))
     # What `frame` would write; inlined, because every request needs it.
@@ -146,6 +148,7 @@ def _canonical_body(
     media_type: str,
     content_type: str,
     body: bytes | Content,
+    size: int,
     exclude_field: str | None,
     version: int | None,
 ) -> tuple[bytes, Iterable[bytes | BadBody]]:
@@ -156,7 +159,7 @@ def _canonical_body(
         return _TAGS[1], canonical_multipart(content_type, _chunks(body))
     if media_type != FORM and not is_json(media_type, version):
         return _TAGS[1], _chunks(body)
-    if version > 1 and not _may_look_into(body):
+    if version > 1 and size > LOOKED_INTO_BYTES_MAX:
         return _TAG_BYTES, _chunks(body)
     whole = body if isinstance(body, bytes) else b"".join(body.chunks())
     if media_type == FORM:
@@ -168,13 +171,9 @@ def _canonical_body(
         return _TAGS[version], (canonical_form(pairs, without=exclude_field, version=version),)
     canonical = canonical_json(whole, without=exclude_field, version=version)
     written = canonical if version > 1 and isinstance(canonical, bytes) else b""
-    differs = LONG in written or not is_json(media_type, 1)
+    is_new = media_type.startswith(AWS_JSON) and not media_type.endswith("+json")
+    differs = is_new or LONG in written
     return _TAGS[2 if differs else 1], (canonical,)
-
-
-def _may_look_into(body: bytes | Content) -> bool:
-    size = len(body) if isinstance(body, bytes) else body.size
-    return size <= LOOKED_INTO_BYTES_MAX
 
 
 def _chunks(body: bytes | Content) -> Iterable[bytes]:

@@ -54,7 +54,9 @@ def kept_headers(
     rest; of what is never stored it can only allow Set-Cookie, by naming it.
     """
     lines = [(name.lower(), value.strip(b" \t")) for name, value in headers]
-    own, hop_by_hop = profile.own_names, _named_by_connection(lines)
+    own = profile.own_names
+    named = [value.split(b",") for name, value in lines if name == b"connection"]
+    hop_by_hop = [each.strip(b" \t").lower() for names in named for each in names]
     listed = None if policy.headers_kept is None else tuple(policy.headers_kept)
     kept = [
         line
@@ -90,26 +92,51 @@ def _may_be_kept(name: bytes, headers_kept: tuple[str, ...] | None) -> bool:
 def first_headers(
     answer: Answer, profile: Profile, key: str, expires_at_wall: float | None
 ) -> Lines:
-    """Return all headers of a handler's own response, with those about its key.
+    """Return all headers of a handler's own response with its length, and those about its key,
+    which replace lines of the same name. Only the profile writes the profile's headers.
 
     `expires_at_wall` is None if the response was not stored.
     """
-    added = _about_the_key(answer, profile, key, expires_at_wall, kept=expires_at_wall is not None)
-    return _lines(answer, profile, added)
+    added: Lines = []
+    replaced: tuple[bytes, ...] = ()
+    if answer.body is not None:  # a stream's length only the handler knows
+        replaced = _OF_A_WHOLE_BODY
+        if answer.status >= 200 and answer.status not in BODILESS:
+            added.append((b"content-length", b"%d" % len(answer.body)))
+    if profile.original_request_header:
+        names = profile.request_id_names
+        ids = [value for name, value in answer.headers if name.lower() in names]
+        added += [(profile.original_request_header.encode("ascii"), first) for first in ids[:1]]
+    if profile.key_echo:
+        if '"' in key or "," in key:  # bare as clients send it, quoted where it must be
+            key = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        added.append((profile.key_echo.encode("ascii"), key.encode("ascii")))
+    if profile.expiry_header and expires_at_wall is not None:
+        added.append((profile.expiry_header.encode("ascii"), http_date(expires_at_wall)))
+    if profile.should_retry_header and expires_at_wall is not None and answer.status >= 400:
+        # However often a client retries, it gets this error: it is stored.
+        added.append(_line(profile.should_retry_header, "false"))
+        replaced += (added[-1][0],)
+    if profile.result_header:
+        added.append(_line(profile.result_header, "accepted"))
+    own = profile.own_names
+    return [
+        line
+        for line in answer.headers
+        if (name := line[0].lower()) not in own and name not in replaced
+    ] + added
 
 
-def replay_headers(
-    answer: Answer, profile: Profile, key: str, expires_at_wall: float | None
-) -> Lines:
+def replay_headers(answer: Answer, profile: Profile, key: str, expires_at_wall: float) -> Lines:
     """Return the headers of a replay. The server adds a fresh Date.
 
     The first response's request id is not that of this one: it moves to another header.
     """
-    added = _about_the_key(answer, profile, key, expires_at_wall, kept=True)
+    lines = first_headers(answer, profile, key, expires_at_wall)
     if profile.replay_marker:
-        added.append(_line(*profile.replay_marker))
+        lines.append(_line(*profile.replay_marker))
     ids = profile.request_id_names
-    lines = [line for line in _lines(answer, profile, added) if line[0].lower() not in ids]
+    lines = [line for line in lines if line[0].lower() not in ids]
     if b"cache-control" not in [name for name, _ in lines]:
         lines.append((b"cache-control", b"no-store"))
     return lines
@@ -141,58 +168,5 @@ def says_transient(headers: Iterable[tuple[bytes, bytes]], profile: Profile) -> 
 # ------------------------------------------------------------------------------- parts
 
 
-def _named_by_connection(lines: Lines) -> list[bytes]:
-    options = [value.split(b",") for name, value in lines if name == b"connection"]
-    return [option.strip(b" \t").lower() for line in options for option in line]
-
-
-def _lines(answer: Answer, profile: Profile, added: Lines) -> Lines:
-    """Return the response's own lines with its length, then the added ones, which replace lines of
-    the same name. Only the profile writes the profile's headers.
-    """
-    own, replaced = profile.own_names, [name for name, _ in added]
-    if answer.body is not None:  # a stream's length only the handler knows
-        added = [*_length(answer.status, answer.body), *added]
-        replaced += _OF_A_WHOLE_BODY
-    return [
-        line
-        for line in answer.headers
-        if (name := line[0].lower()) not in own and name not in replaced
-    ] + added
-
-
-def _length(status: int, body: bytes) -> Lines:
-    """Return Content-Length, except for the statuses that must not have one."""
-    bare = status < 200 or status in BODILESS
-    return [] if bare else [(b"content-length", b"%d" % len(body))]
-
-
-def _about_the_key(
-    answer: Answer, profile: Profile, key: str, expires_at_wall: float | None, *, kept: bool
-) -> Lines:
-    lines: Lines = []
-    if profile.original_request_header:
-        names = profile.request_id_names
-        ids = [value for name, value in answer.headers if name.lower() in names]
-        lines += [(profile.original_request_header.encode("ascii"), first) for first in ids[:1]]
-    if profile.key_echo:
-        lines.append((profile.key_echo.encode("ascii"), _echo(key)))
-    if profile.expiry_header and expires_at_wall is not None:
-        lines.append((profile.expiry_header.encode("ascii"), http_date(expires_at_wall)))
-    if profile.should_retry_header and kept and answer.status >= 400:
-        # However often a client retries, it gets this error: it is stored.
-        lines.append(_line(profile.should_retry_header, "false"))
-    if profile.result_header:
-        lines.append(_line(profile.result_header, "accepted"))
-    return lines
-
-
 def _line(name: str, value: str) -> tuple[bytes, bytes]:
     return name.encode("ascii"), value.encode("ascii")
-
-
-def _echo(key: str) -> bytes:
-    """Write the key so that it parses as itself: bare as clients send it, quoted if it must be."""
-    if '"' in key or "," in key:
-        key = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return key.encode("ascii")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from oncekey._core.endings import End
 from oncekey._core.policy import Verdict
 from oncekey._core.problems import Problem
 from oncekey._core.record import Answer, Claim
 from oncekey._engine import attempt as attempts
+from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Bypass, Decision, Execute, Refuse, Replay
 from oncekey._engine.keyless import passing
 from oncekey.web import _asgi_messages as messages
@@ -32,6 +34,8 @@ class LateRun(Run):
     """One request, from its routing to its last byte."""
 
     __slots__ = ("_held", "_unprotected")
+
+    _closes_body = False  # what it says is looked at again, at the claim
 
     def __init__(
         self,
@@ -71,8 +75,8 @@ class LateRun(Run):
         session = self._claim(call)
         decision: Decision = await self._drive(session.open())
         match decision:
-            case Execute():
-                return await self._own()
+            case Execute(attempt):
+                return await self._own(attempt)
             case Replay():
                 return edge.replay(decision, call)
             case Refuse(problem):
@@ -91,12 +95,11 @@ class LateRun(Run):
     async def _own_plain(self) -> Answer | None:
         decision = await self._begin_plain()
         if isinstance(decision, Execute):
-            return await self._own()
+            return await self._own(decision.attempt)
         return self._edge.refusal(decision.problem) if isinstance(decision, Refuse) else None
 
-    async def _own(self) -> Answer | None:
-        attempt = self._session.attempt
-        self._hold_back()
+    async def _own(self, attempt: Attempt) -> Answer | None:
+        self._hold_back(attempt)
         self._held = True
         attempts.enter(attempt)
         if attempt.asks and await self._settle():
@@ -115,10 +118,6 @@ class LateRun(Run):
             self._body.close()
             if self._held:
                 await self._let_go()
-
-    async def _next_part(self) -> Message:
-        """What it says is looked at again, at the claim."""
-        return await self._supply.next()
 
     async def _captured(self, message: Message) -> None:
         if self._held:
@@ -143,11 +142,11 @@ class RecoveredRun(Run):
     def guard(self) -> IdempotencyMiddleware:
         return self._middleware
 
-    async def _conclude(self) -> None:
+    def _classify(self) -> tuple[End, Answer | None]:
         """What was answered before the endpoint was called is no answer to what it had begun: it is
         tried again, by a release that takes such requests, maybe.
         """
         keeps = self._session.policy.keep(self._capture.status) is Verdict.KEEP
         if keeps and not self.reached:
-            self._session.attempt.transient()
-        await super()._conclude()
+            self._attempt.transient()
+        return super()._classify()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -13,8 +14,9 @@ from oncekey._core.policy import Policy
 from oncekey._core.problems import Kind, Problem
 from oncekey._core.record import Answer
 from oncekey._system.offload import file_thread
-from oncekey.web._body import Body, too_large
-from oncekey.web._hidden_headers import shown
+from oncekey.web._body import MEMORY_BYTES_MAX, Body, too_large
+from oncekey.web._capture import Capture
+from oncekey.web._hidden_headers import visible
 from oncekey.web._request import GUARDED, Headers, Request
 
 Scope = MutableMapping[str, Any]
@@ -35,10 +37,15 @@ _UNCAPTURABLE = ("http.response.pathsend", "http.response.zerocopysend")
 
 
 def request(scope: Scope) -> Request:
-    """The request as the edge reads it."""
+    """The request as the edge reads it. Servers put U+FFFD in place of bytes in the path that are
+    no text: here they stay told apart, as far as the server still knows them.
+    """
+    path = scope["path"]
+    if "\ufffd" in path and (raw := scope.get("raw_path")) is not None:
+        path = unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
     return Request(
         scope["method"].upper(),  # as frameworks read it
-        _path(scope),
+        path,
         scope["query_string"],
         Headers(scope["headers"]),
         scope,
@@ -46,25 +53,15 @@ def request(scope: Scope) -> Request:
     )
 
 
-def _path(scope: Scope) -> str:
-    """The path. Servers put U+FFFD in place of bytes that are no text: here they stay told apart,
-    as far as the server still knows them.
+def note_route(capture: Capture, scope: Scope) -> None:
+    """Note on an answer whether the framework found a route. A mount is none yet: it only leads to
+    more routes. Static is one that surely has no variables, nor have its mounts.
     """
-    path: str = scope["path"]
-    raw = scope.get("raw_path") if "\ufffd" in path else None
-    return path if raw is None else unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
-
-
-def matched(scope: Scope) -> bool:
-    """Whether the framework found a route. A mount is none yet: it only leads to more routes."""
-    found = scope.get("route") or scope.get("endpoint")
-    return found is not None and not hasattr(found, "routes")
-
-
-def has_static_route(scope: Scope) -> bool:
-    """Whether the route that was found is surely one without variables, as its mounts are."""
-    path = getattr(scope.get("route"), "path", "{")
-    return "{" not in path and not scope.get("path_params") and matched(scope)
+    route = scope.get("route")
+    found = route or scope.get("endpoint")
+    capture.matched = found is not None and not hasattr(found, "routes")
+    is_static = "{" not in getattr(route, "path", "{") and not scope.get("path_params")
+    capture.has_static_route = is_static and capture.matched
 
 
 def inner(scope: Scope, by: object = None) -> Scope:
@@ -77,23 +74,29 @@ def inner(scope: Scope, by: object = None) -> Scope:
         inner["extensions"] = {
             name: value for name, value in extensions.items() if name not in _UNCAPTURABLE
         }
-    inner["headers"] = shown(scope["headers"])
+    inner["headers"] = visible(scope["headers"])
     return inner
 
 
 async def read(receive: Receive, request: Request, policy: Policy) -> Body | Problem | None:
-    """The whole body; None if the client left."""
-    declared = request.headers.first(b"content-length")
+    """Read the whole body; None if the client left. One that says nothing for too long is refused:
+    servers of ASGI would wait for ever.
+    """
+    declared = request.headers.first.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > policy.request_bytes_max:
         return too_large(policy.request_bytes_max)
     body = Body()
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(SILENT_S_MAX):
+                message = await receive()
+        except TimeoutError:
+            return TOO_SLOW
         if message["type"] == "http.disconnect":
             return None
         refused = body.add(message.get("body", b""), policy)
         more = message.get("more_body", False)
-        if refused is None and body.overflows_at(whole=not more):
+        if body.size > MEMORY_BYTES_MAX and refused is None and body.overflows_at(whole=not more):
             refused = await file_thread.run(partial(body.spill, whole=not more))
         if refused is not None:
             return refused
@@ -101,38 +104,27 @@ async def read(receive: Receive, request: Request, policy: Policy) -> Body | Pro
             return body
 
 
-async def read_patiently(
-    receive: Receive, request: Request, policy: Policy
-) -> Body | Problem | None:
-    """`read`, unless the client says nothing for too long: servers of ASGI would wait for ever."""
-
-    async def received() -> Message:
-        async with asyncio.timeout(SILENT_S_MAX):
-            return await receive()
-
-    try:
-        return await read(received, request, policy)
-    except TimeoutError:
-        return TOO_SLOW
-
-
+@dataclass(slots=True)
 class Supply:
     """Gives a body that was read to an application, message by message."""
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
-        self._at = 0
-        self.is_over = False
+    body: Body
+    closes: bool = False
+    """Whether the body is closed once the application has all of it."""
+    at: int = 0
+    is_over: bool = False
 
     async def next(self) -> Message:
         """The next part of it. What lies in memory is one part."""
-        body = self._body
+        body = self.body
         if body.is_spooled:
-            part = await file_thread.run(partial(body.part, self._at))
+            part = await file_thread.run(partial(body.part, self.at))
         else:
             part = body.content()
-        self._at += len(part)
-        self.is_over = self._at >= body.size
+        self.at += len(part)
+        self.is_over = self.at >= body.size
+        if self.is_over and self.closes:
+            body.close()
         return {"type": "http.request", "body": part, "more_body": not self.is_over}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey._core.endings import End
 from oncekey._core.record import Answer
 from oncekey._engine import attempt as attempts
+from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import (
     Bypass,
     Call,
@@ -25,8 +26,6 @@ from oncekey._engine.guard import (
     Guard,
     Refuse,
     Replay,
-    Stored,
-    Unstored,
 )
 from oncekey._engine.keyless import PLAIN, Plain, keyless
 from oncekey._engine.registry import Orphan
@@ -44,11 +43,15 @@ if TYPE_CHECKING:
     from oncekey.web.asgi import IdempotencyMiddleware
 
 
+_LEFT = "whoever called has left"
+
+
 class Run:
     """One guarded request, from decision to the last byte."""
 
     __slots__ = (
         "_answered",
+        "_attempt",
         "_body",
         "_caller",
         "_capture",
@@ -67,6 +70,9 @@ class Run:
         "_unit",
     )
 
+    _closes_body = True
+    """Whether the body is closed once the application has all of it."""
+
     def __init__(
         self,
         middleware: IdempotencyMiddleware,
@@ -80,14 +86,16 @@ class Run:
         self._edge = middleware.edge
         self._session: Session
         """From the claim on."""
-        self._unit = middleware.edge.async_unit(route.policy)
+        self._attempt: Attempt
+        """Once it may run."""
+        self._unit = middleware.edge.async_unit(route.policy) if route.policy.atomic else None
         self._drive = (self._unit or middleware.edge.runtime).drive
         self._scope = scope
         self._receive_from_client = receive
         self._send = send
         self._route = route
         self._body = body
-        self._supply = messages.Supply(body)
+        self._supply = messages.Supply(body, closes=self._closes_body)
         self._caller: asyncio.Future[None] | None = None
         """What whoever called waits for, once the handler runs; done before its end if they left.
         """
@@ -100,11 +108,11 @@ class Run:
     async def decide(self, call: Call) -> None:
         """Ask the engine, then run, replay or refuse."""
         session = self._claim(call)
-        around, registry = self._scope.get(GUARDED), self._edge.runtime.registry
-        check_guarded_once(around, registry, session.claim)
+        if (around := self._scope.get(GUARDED)) is not None:
+            check_guarded_once(around, self._edge.runtime.registry, session.claim)
         decision = await self._drive(session.open())
         if isinstance(decision, Execute):
-            await self._execute()
+            await self._execute(decision.attempt)
             return
         try:
             await self._decline(decision)
@@ -137,7 +145,7 @@ class Run:
         session = self._claim(call)
         taken = await self._drive(session.take_up(orphan.record, orphan.looked_at))
         if taken is not None:
-            await self._execute()
+            await self._execute(taken.attempt)
         return taken is not None
 
     async def _begin_plain(self) -> Decision:
@@ -149,19 +157,20 @@ class Run:
         decision: Decision = await self._drive(session.open())
         return decision
 
-    def _execute(self) -> asyncio.Future[None]:
+    def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
         try:
             by = self._edge.runtime.registry, self._session.claim.id
             self._scope = messages.inner(self._scope, by)
-            self._hold_back()
+            self._hold_back(attempt)
             return self._apart(self._run_app())
         except BaseException:
             self._session.close()
             raise
 
-    def _hold_back(self) -> None:
+    def _hold_back(self, attempt: Attempt) -> None:
         """From here on nothing that the application says goes out before it is recorded."""
+        self._attempt = attempt
         self._capture = Capture(self._route.policy.answer_bytes_max)
 
     def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
@@ -169,10 +178,9 @@ class Run:
         return self._caller
 
     async def _run_app(self) -> None:
-        attempt = self._session.attempt
-        attempts.enter(attempt)
+        attempts.enter(self._attempt)
         try:
-            if attempt.asks and await self._settle():
+            if self._attempt.asks and await self._settle():
                 return
             await self._middleware.app(self._scope, self._receive, self._captured)
             await self._check_answered()
@@ -192,25 +200,25 @@ class Run:
     async def _check_answered(self) -> None:
         if self._cut_off is not None:
             await self._record(*self._cut_off)
-        elif not self._capture.complete and not self._session.attempt.finished:
+        elif not self._capture.complete and not self._attempt.finished:
             raise RuntimeError("the application returned without a complete answer")
 
     async def _survived(self, error: BaseException) -> bool:
         """The handler raised. Whether its client was answered all the same."""
         if self._cut_off is not None and (
-            isinstance(error, Exception) or not self._session.attempt.finished
+            isinstance(error, Exception) or not self._attempt.finished
         ):
             await self._record(*self._cut_off)
         elif not await self._conclude_failed(error):
             return False
-        log.error("%r failed after its outcome was decided", self._session.attempt, exc_info=error)
+        log.error("%r failed after its outcome was decided", self._attempt, exc_info=error)
         return True
 
     async def _settle(self) -> bool:
         """Ask what became of the attempt that died. False: nothing, the handler is to run."""
         session = self._session
         learned = await session.ask()
-        kept = self._edge.learned(session.attempt, learned)
+        kept = self._edge.learned(self._attempt, learned)
         finished = await self._drive(session.learned(kept))
         if finished is None:
             return False
@@ -236,23 +244,16 @@ class Run:
         that hangs up stops nothing but an endless stream, once that flows.
         """
         if not self._supply.is_over:
-            return await self._next_part()
+            return await self._supply.next()
         if not self._answered:
             self._flowing = self._flowing or asyncio.Event()
             await self._flowing.wait()
         return await self._receive_from_client()
 
-    async def _next_part(self) -> Message:
-        """From here on the application has it."""
-        part = await self._supply.next()
-        if self._supply.is_over:
-            self._body.close()
-        return part
-
     async def _captured(self, message: Message) -> None:
         """Stands where the application believes the client to be."""
         capture = self._capture
-        if self._cut_off is not None or (self._session.attempt.finished and not capture.flowing):
+        if self._cut_off is not None or (self._attempt.finished and not capture.flowing):
             return  # what was answered is not this
         if message["type"] == "http.response.start":
             if capture.flowing:  # as servers say: a beginning was sent
@@ -262,20 +263,20 @@ class Run:
             if capture.flowing:
                 await self._flow(message)
             elif capture.add(message.get("body", b""), last=not message.get("more_body", False)):
-                await self._conclude()
+                probe("after_handler")
+                await self._record(*self._classify())
         # Anything else (early hints, trailers, debug information) belongs to a client that is not
         # here.
 
-    async def _conclude(self) -> None:
-        """The answer is known as far as it will be kept: record it, then let it go out."""
-        probe("after_handler")
-        self._capture.matched = messages.matched(self._scope)
-        self._capture.has_static_route = messages.has_static_route(self._scope)
-        await self._record(*self._edge.judged(self._session.attempt, self._capture))
+    def _classify(self) -> tuple[End, Answer | None]:
+        """The answer is known as far as it will be kept: what it means for its record."""
+        messages.note_route(self._capture, self._scope)
+        return self._edge.classify(self._attempt, self._capture)
 
     async def _record(self, end: End, kept: Answer | None) -> None:
-        """Repeated, where the application cut it off by a limit on time of its own: what was
-        answered within that limit counts, however slow the store is. A transaction is over by then.
+        """Record the answer, then send it. If a timeout of the application cuts that off, it is
+        repeated: what was answered in time counts, however slow the store is. A transaction is over
+        by then.
         """
         try:
             finished = await self._drive(self._session.answered(end, kept))
@@ -286,23 +287,12 @@ class Run:
         await self._answer(finished)
 
     async def _answer(self, finished: Finished) -> None:
-        """Tell the client how it ended: `Edge.answer`, sent."""
-        capture, edge = self._capture, self._edge
-        match finished:
-            case Stored(_, recorded):
-                if recorded is not None:
-                    capture.replace(recorded)
-                await self._release(edge.first(capture, self._session.call.key, finished))
-            case Given():
-                await self._release(capture.headers)
-            case GivenUp():
-                await self._release(edge.marked_unknown(capture.headers))
-            case Unstored():
-                await self._release([*capture.headers, UNSTORED])
-            case Replay():
-                await self._answer_instead(edge.replayed(finished, self._session.call.key))
-            case Refuse(problem):
-                await self._answer_instead(edge.refusal(problem))
+        """Tell the client how it ended."""
+        instead = self._edge.answer(finished, self._capture, self._session.call.key)
+        if instead is None:
+            await self._release()
+        else:
+            await self._answer_instead(instead)
 
     async def _answer_instead(self, answer: Answer) -> None:
         """Send this, and nothing of what the application says."""
@@ -310,31 +300,29 @@ class Run:
         await messages.send(self._tell, answer)
         self._hear_client()
 
-    async def _tell(self, message: Message) -> None:
+    async def _tell(self, *said: Message) -> None:
         """Send to the client. Raises `OSError` if it is gone, or whoever called: they may have
         answered it themselves, as a limit on time does, and a server takes only one answer.
         """
-        if self._left:
-            raise OSError("whoever called has left")
-        try:
-            await self._send(message)
-        except Exception as error:
-            if self._left:
-                raise OSError("whoever called has left") from error
-            raise
+        caller = self._caller
+        for message in said:
+            if caller is not None and caller.done():
+                raise OSError(_LEFT)
+            try:
+                await self._send(message)
+            except Exception as error:
+                if caller is not None and caller.done():
+                    raise OSError(_LEFT) from error
+                raise
 
-    @property
-    def _left(self) -> bool:
-        return self._caller is not None and self._caller.done()
-
-    async def _release(self, headers: Any) -> None:
+    async def _release(self) -> None:
         """Send what was held back."""
         capture, more = self._capture, not self._capture.complete
-        start = {"type": "http.response.start", "status": capture.status, "headers": headers}
+        status, headers = capture.status, capture.headers
         try:
-            await self._tell(start)
             await self._tell(
-                {"type": "http.response.body", "body": capture.taken(), "more_body": more}
+                {"type": "http.response.start", "status": status, "headers": headers},
+                {"type": "http.response.body", "body": capture.taken(), "more_body": more},
             )
         except OSError:
             self._silenced = True  # the client is gone; its answer is safe
@@ -382,7 +370,7 @@ class PlainRun(Run):
     async def serve(self) -> None:
         decision = await self._begin_plain()
         if isinstance(decision, Execute):
-            self._hold_back()
+            self._hold_back(decision.attempt)
             await self._apart(self._run_app())
         elif isinstance(decision, Refuse):
             await messages.send(self._send, self._edge.refusal(decision.problem))

@@ -24,6 +24,7 @@ COUNTED_BYTES_MIN = 65_536
 AWAY_BYTES_MIN = 4_096
 """A shorter body stays in memory while its request waits."""
 RETRY_AFTER_S = 2.0
+_CLOSED = "this body is closed"
 
 
 class Room:
@@ -58,11 +59,11 @@ class Body:
     more is closed by itself.
     """
 
-    __slots__ = ("_counted", "_pid", "_pieces", "_spooled", "is_closed", "size")
+    __slots__ = ("_counted", "_pid", "_pieces", "_spooled", "is_closed", "is_spooled", "size")
 
     def __init__(self, content: bytes = b"") -> None:
         self.size = len(content)
-        self.is_closed = False
+        self.is_closed = self.is_spooled = False
         self._pieces = [content]
         """In memory: all of it, or what comes behind that which is spooled."""
         self._spooled: Spooled | None = None
@@ -91,10 +92,6 @@ class Body:
             return self.size > MEMORY_BYTES_MAX
         return whole or self.size - self._spooled.size > MEMORY_BYTES_MAX
 
-    @property
-    def is_spooled(self) -> bool:
-        return self._spooled is not None
-
     def spill(self, *, whole: bool = False) -> Problem | None:
         """Write what is in memory into the spool: all of it, or as much as fills blocks. Blocks."""
         content = b"".join(self._pieces)
@@ -107,6 +104,7 @@ class Body:
             before = self._spooled
             written = Spooled(before.file, before.blocks + written.blocks, before.size + size)
         self._spooled, self._pieces = written, [content[size:]]
+        self.is_spooled = True
         return None
 
     def put_away(self) -> None:
@@ -120,9 +118,10 @@ class Body:
         """All of it, in memory. Blocks where it is spooled."""
         if self._spooled is not None:
             return b"".join(self.chunks())
+        if self.is_closed:
+            raise ValueError(_CLOSED)
         if len(self._pieces) > 1:
             self._pieces = [b"".join(self._pieces)]
-        self._check_open()
         return self._pieces[0]
 
     def chunks(self) -> Iterator[bytes]:
@@ -135,7 +134,8 @@ class Body:
 
     def part(self, at: int, size: int = BLOCK_BYTES) -> bytes:
         """Up to so many bytes from there on; none at its end. Blocks where it is spooled."""
-        self._check_open()
+        if self.is_closed:
+            raise ValueError(_CLOSED)
         if self._spooled is None:
             return self.content()[at : at + size]
         return read(self._spooled, at, size) if at < self.size else b""
@@ -145,10 +145,6 @@ class Body:
         if self._spooled is None:
             return io.BytesIO(self.content())
         return io.BufferedReader(_File(self), BLOCK_BYTES)
-
-    def _check_open(self) -> None:
-        if self.is_closed:
-            raise ValueError("this body is closed")
 
     def close(self) -> None:
         """Give back what it takes."""
@@ -161,8 +157,9 @@ class Body:
             room.give_back(self._counted)
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at the very end of the interpreter
-            self.close()
+        if not self.is_closed:
+            with contextlib.suppress(Exception):  # at the very end of the interpreter
+                self.close()
 
 
 class _File(io.RawIOBase):

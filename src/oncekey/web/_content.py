@@ -23,12 +23,12 @@ Rules = Callable[..., Fingerprint | BadBody]
 
 def content_type(request: Request) -> str:
     """The content type as sent, empty if none was."""
-    return request.headers.first(b"content-type").decode("latin-1")
+    return request.headers.first.get(b"content-type", b"").decode("latin-1")
 
 
 def content_coding(request: Request) -> str:
     """How the body is coded, empty if it is not."""
-    coding = request.headers.first(b"content-encoding").decode("latin-1").strip()
+    coding = request.headers.first.get(b"content-encoding", b"").decode("latin-1").strip()
     return "" if coding.lower() == "identity" else coding
 
 
@@ -58,7 +58,8 @@ def fingerprint(
         exclude_field=key_in.name if isinstance(key_in, BodyField) else None,
         exclude_parameter=key_in.name if isinstance(key_in, QueryParameter) else None,
     )
-    kind, coding = content_type(request), content_coding(request)
+    kind = request.headers.first.get(b"content-type", b"").decode("latin-1")
+    coding = content_coding(request) if b"content-encoding" in request.headers.first else ""
     if not coding or not body.size:
         made = rules(kind, body.content() if body.size <= LOOKED_INTO_BYTES_MAX else body)
     elif (plain := said(request, body)) is not None:
@@ -91,7 +92,10 @@ def _coded(kind: str) -> str:
 
 def takes_long(request: Request, body: Body) -> bool:
     """Whether looking into a body might hold up an event loop."""
-    return body.size > SHORT_BYTES_MAX or (body.size > 0 and bool(content_coding(request)))
+    if body.size > SHORT_BYTES_MAX:
+        return True
+    is_coded = b"content-encoding" in request.headers.first
+    return is_coded and body.size > 0 and bool(content_coding(request))
 
 
 def looked_into_sync(request: Request, body: Body, work: Callable[[], T]) -> T:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from oncekey._core import endings, profiles, refusals, retention
+from oncekey._core import key as keys
 from oncekey._core.endings import End
 from oncekey._core.fingerprint import BadBody, field_digests
 from oncekey._core.key import BadKey
@@ -17,7 +18,7 @@ from oncekey._core.key_age import check_first_sent, parse_first_sent
 from oncekey._core.policy import CONDITIONAL, Policy, Verdict, as_policy
 from oncekey._core.printable import printable
 from oncekey._core.problems import Kind, Problem
-from oncekey._core.profiles import BodyField, Header, Profile
+from oncekey._core.profiles import BodyField, Header, Profile, QueryParameter
 from oncekey._core.quota import Quota
 from oncekey._core.record import Answer
 from oncekey._core.response_headers import (
@@ -42,8 +43,8 @@ from oncekey.web._body import AWAY_BYTES_MIN, Body
 from oncekey.web._capture import Capture
 from oncekey.web._content import content_type, fingerprint, said
 from oncekey.web._replay_cache import BODY_BYTES_MAX, RECENT_S, Asked, Recent
-from oncekey.web._request import Request
-from oncekey.web._request_key import find_key, may_hold_key, missing
+from oncekey.web._request import Headers, Request
+from oncekey.web._request_key import find_in_body, find_in_query, may_hold_key, missing_key
 from oncekey.web._routes import Route, Routes
 from oncekey.web._tenant import Tenant, check_callable
 
@@ -51,6 +52,35 @@ log = logging.getLogger("oncekey")
 
 Line = tuple[bytes, bytes]
 UNSTORED = (b"idempotency-stored", b"false")
+
+OVERRIDES = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
+"""Headers by which some middleware lets a client name another method than the request has."""
+_METHODS_MAX = 4
+"""Of those that one request names, how many are looked at."""
+_TWO_METHODS = Problem(
+    Kind.MALFORMED_REQUEST,
+    "The request has one method, and a header of it names another. Send it with the method that is "
+    "meant, and without that header.",
+)
+_HEAD = Problem(
+    Kind.MALFORMED_REQUEST,
+    "HEAD may run what GET runs, and has no answer that could be kept. Send it with GET.",
+)
+_TWO_ROUTES = Problem(
+    Kind.MALFORMED_REQUEST,
+    "The request's path can be read as the path of another operation, which has other rules. Send "
+    "it without repeated slashes, dots between slashes or a slash at the end.",
+)
+_BAD_PATH = Problem(
+    Kind.MALFORMED_REQUEST,
+    f"The request's path is longer than {OPERATION_CHARS_MAX} characters, or holds bytes that are "
+    "not UTF-8, or a zero byte. Send a shorter one, encoded as UTF-8.",
+)
+_BAD_TENANT = Problem(
+    Kind.MALFORMED_REQUEST,
+    f"The account that this request names is no text of at most {TENANT_CHARS_MAX} characters. "
+    "Authenticate with another one.",
+)
 
 _FINISHED_ALONE = ("resume", "ask")
 """Recoveries by which an operation is finished without its client: its request is kept."""
@@ -108,32 +138,82 @@ class Edge:
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
         self.key_in_body = isinstance(key_in, BodyField)
-        stamped = self.profile.first_sent_in is not None
-        self.reads_all = self.routes.required or self.key_header is None or stamped
+        self.is_stamped = self.profile.first_sent_in is not None
+        """Whether clients say when they first sent a request."""
+        self.reads_all = self.routes.required or self.key_header is None or self.is_stamped
         """Whether also requests without the header of a key are looked at."""
 
     # ---------------------------------------------------------------------- reading a request
 
+    def route(self, request: Request) -> Route | Answer | None:
+        """Find the rules that apply to a request; or its refusal; or None, where it is not guarded.
+        A request that brings no key and needs none passes, whatever it may mean.
+        """
+        method, routes = request.method, self.routes
+        route = routes.match(method, request.path, request.root)
+        is_guarded = method in route.policy.methods
+        if route.is_named and is_guarded and route.operation not in routes.names:
+            routes.note(route.operation)
+        others: tuple[str, ...] = ()
+        if not OVERRIDES.isdisjoint(request.headers.first):
+            others = _overrides(request.headers, method)
+        if not others and not route.is_unclear and (method != "HEAD" or is_guarded):
+            return route if is_guarded else None
+        return self._check_readings(request, route, others)
+
+    def _check_readings(
+        self, request: Request, route: Route, others: tuple[str, ...]
+    ) -> Answer | None:
+        """Refuse a request that may be read as one by another method or of another route, if any of
+        its readings is guarded.
+        """
+        method, routes = request.method, self.routes
+        if "HEAD" in (method, *others) and "HEAD" not in route.policy.methods:
+            others = (*others, "GET")  # routers give both to one handler
+        possible = {method: route}
+        for other in others[:_METHODS_MAX]:
+            possible[other] = routes.match(other, request.path, request.root)
+        policies = [
+            each.policy
+            for name, each in possible.items()
+            if each.is_unclear or name in each.policy.methods
+        ]
+        if (
+            len(others) > _METHODS_MAX
+            or any(policy.required for policy in policies)
+            or (policies and self.may_bring_key(request))
+        ):
+            two_methods = _HEAD if (method, *others) == ("HEAD", "GET") else _TWO_METHODS
+            return self.decline(two_methods if others else _TWO_ROUTES, route)
+        return None
+
     def may_bring_key(self, request: Request) -> bool:
         """Whether a request may bring a key, or has to: what can be told without its body."""
         if self.key_header is not None:
-            brought = any(name == self.key_header for name, _ in request.headers.lines)
-            return brought or self._is_stamped(request)
+            return self.key_header in request.headers.first or self._is_stamped(request)
         return not self.key_in_body or may_hold_key(request)
 
     def key(self, request: Request, route: Route, body: Body | None = None) -> str | Problem | None:
         """The key that the request brings, None if it brings none and needs none."""
-        found = find_key(request, self.profile, route.policy, body or Body())
+        found: str | BadKey | BadBody | Problem | None
+        chars_min = route.policy.key_chars_min
+        match self.profile.key_in:
+            case Header():
+                lines = [text for name, text in request.headers.lines if name == self.key_header]
+                found = keys.parse(lines, chars_min=chars_min) if lines else None
+            case QueryParameter(name):
+                found = find_in_query(request, name, chars_min)
+            case BodyField(name):
+                found = find_in_body(request, body or Body(), name, chars_min)
         if isinstance(found, str):
             found = self.profile.key(found)
         if isinstance(found, BadKey):
             return Problem(Kind.INVALID_KEY, found.reason)
         if isinstance(found, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, found.reason)
-        if isinstance(found, Problem):
-            return found
-        is_missed = found is None and (route.policy.required or self._is_stamped(request))
-        return missing(self.profile) if is_missed else found
+        if found is None and (route.policy.required or self._is_stamped(request)):
+            return missing_key(self.profile)
+        return found
 
     def _is_stamped(self, request: Request) -> bool:
         """Whether its client says when it first sent it, and so takes it for safe to repeat."""
@@ -158,12 +238,13 @@ class Edge:
         """The request as the engine sees it; or its answer, where that was sent a moment ago. Takes
         long where `takes_long` says so.
         """
-        method, path, query = request.method, request.path, request.query
-        kind, coding = map(request.headers.first, (b"content-type", b"content-encoding"))
         asked: Asked | None = None
-        if body.size <= BODY_BYTES_MAX:
-            told = method, path, query, kind, coding, self._target(request), body.content()
-            asked = (key, tenant, route.operation, *told), self.clock.monotonic()
+        if self.recent.seconds and body.size <= BODY_BYTES_MAX:
+            first = request.headers.first
+            kind, coding = first.get(b"content-type", b""), first.get(b"content-encoding", b"")
+            sent = request.method, request.path, request.query, kind, coding
+            whole = *sent, self._target(request), body.content()
+            asked = (key, tenant, route.operation, *whole), self.clock.monotonic()
             if (known := self.recent.find(asked)) is not None:
                 self.guard.replays.replay(known.replay.record, known.replay.answer, known.ago_s)
                 return known.sent
@@ -179,31 +260,24 @@ class Edge:
         asked: Asked | None,
     ) -> Call | Problem:
         """`call` for what is not remembered."""
-        if not is_storable(route.operation, OPERATION_CHARS_MAX) or not is_storable(request.path):
-            return Problem(
-                Kind.MALFORMED_REQUEST,
-                f"The request's path is longer than {OPERATION_CHARS_MAX} characters, or holds "
-                "bytes that are not UTF-8, or a zero byte. Send a shorter one, encoded as UTF-8.",
-            )
+        operation, policy, profile = route.operation, route.policy, self.profile
+        if len(operation) > OPERATION_CHARS_MAX or not is_storable(operation + request.path):
+            return _BAD_PATH
         if not is_storable(tenant, TENANT_CHARS_MAX):
-            return Problem(
-                Kind.MALFORMED_REQUEST,
-                f"The account that this request names is no text of at most {TENANT_CHARS_MAX} "
-                "characters. Authenticate with another one.",
-            )
-        policy, target = route.policy, self._target(request)
-        made = fingerprint(request, body, self.profile, target, policy.request_bytes_max)
+            return _BAD_TENANT
+        target = "" if profile.target_in is None else self._target(request)
+        made = fingerprint(request, body, profile, target, policy.request_bytes_max)
         if isinstance(made, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, made.reason)
         kept = self._keep(request, route, body) if policy.recovery in _FINISHED_ALONE else None
         digests = self._digests(request, body, key) if policy.field_digests else {}
-        stamp = self.profile.first_sent_in
+        stamp = profile.first_sent_in
         sent = None if stamp is None else parse_first_sent(request.headers.all(stamp.name))
-        lasts_s = self._declared(request, policy)
+        lasts_s = None if policy.retention_declared_s is None else self._declared(request, policy)
         if isinstance(lasts_s, Problem):
             return lasts_s
         away = body.put_away if body.size > AWAY_BYTES_MIN else None
-        named = tenant, route.operation, key
+        named = tenant, operation, key
         return Call(*named, made, digests, kept, asked, sent, lasts_s, put_away=away)
 
     @staticmethod
@@ -219,12 +293,8 @@ class Edge:
 
     def _declared(self, request: Request, policy: Policy) -> float | Problem | None:
         """The retention that the client asks for, where it may."""
-        if policy.retention_declared_s is None:
-            return None
-        lines = request.headers.all(retention.REQUEST_HEADER)
-        return (
-            retention.requested_retention_s(lines, policy.retention_declared_s) if lines else None
-        )
+        lines, range_s = request.headers.all(retention.REQUEST_HEADER), policy.retention_declared_s
+        return retention.requested_retention_s(lines, range_s) if lines and range_s else None
 
     def _keep(self, request: Request, route: Route, body: Body) -> bytes | None:
         """The request as it is kept beside its record; None if it is too large."""
@@ -279,45 +349,37 @@ class Edge:
 
     # ------------------------------------------------------------------- judging an answer
 
-    def judged(self, attempt: Attempt, capture: Capture) -> tuple[End, Answer | None]:
-        """What an answer means for its record, and what of it is stored, None where nothing is."""
-        end = self._end(attempt, capture)
-        if capture.has_static_route:
+    def classify(self, attempt: Attempt, capture: Capture) -> tuple[End, Answer | None]:
+        """Tell what an answer means for its record, and what of it is stored, None where nothing
+        is. What the handler said counts most, then a header of the profile, then the status.
+        """
+        policy, status = attempt.policy, capture.status
+        if attempt.verdict is not None and attempt.protected:
+            end = endings.end_of_verdict(attempt.verdict)
+        elif self.profile.transient_header and says_transient(capture.headers, self.profile):
+            end = End.TRANSIENT
+        else:
+            if status == 404 and not capture.matched:  # the router refused, no handler ran
+                verdict = Verdict.NO_EFFECT
+            else:
+                verdict = policy.keep(status)
+            if attempt.recovering:
+                verdict = _of_recovered(attempt, verdict, status)
+            end = endings.end_of_status(verdict, status, policy)
+        if capture.has_static_route and attempt.operation not in self.routes.names:
             self.routes.note(attempt.operation)
         if end is End.KEPT and capture.status in CONDITIONAL:
             end = End.NO_EFFECT
         if end is not End.KEPT:
             return end, None
-        headers = kept_headers(capture.headers, attempt.policy, self.profile)
-        return end, Answer(capture.status, headers, capture.body())
-
-    def _end(self, attempt: Attempt, capture: Capture) -> End:
-        """What the handler said counts most."""
-        if attempt.verdict is not None and attempt.protected:
-            return endings.end_of_verdict(attempt.verdict)
-        if says_transient(capture.headers, self.profile):
-            return End.TRANSIENT
-        verdict = self._verdict(attempt, capture)
-        return endings.end_of_status(verdict, capture.status, attempt.policy)
-
-    def _verdict(self, attempt: Attempt, capture: Capture) -> Verdict:
-        """What the status says."""
-        if capture.status == 404 and not capture.matched:  # the router refused, no handler ran
-            verdict = Verdict.NO_EFFECT
-        else:
-            verdict = attempt.policy.keep(capture.status)
-        return _of_recovered(attempt, verdict, capture.status) if attempt.recovering else verdict
+        headers = kept_headers(capture.headers, policy, self.profile)
+        return end, Answer(status, headers, capture.body())
 
     def learned(self, attempt: Attempt, learned: object) -> object:
         """What `ask` found out, an answer without what must not be kept of it."""
         if not isinstance(learned, Answer):
             return learned
         return kept_answer(learned, attempt.policy, self.profile)
-
-    def first(self, capture: Capture, key: str, stored: Stored) -> list[tuple[bytes, bytes]]:
-        """The headers of a first answer, once it is recorded."""
-        answer = Answer(capture.status, tuple(capture.headers), capture.body())
-        return first_headers(answer, self.profile, key, self.clock.wall() + stored.expires_in_s)
 
     def replay(self, decided: Replay, call: Call) -> Answer:
         """A kept answer as it is sent again; remembered, for the case that it is asked for soon."""
@@ -361,10 +423,11 @@ class Edge:
             case Stored(_, recorded):
                 if recorded is not None:
                     capture.replace(recorded)
-                headers = self.first(capture, key, finished)
+                whole = Answer(capture.status, tuple(capture.headers), capture.body())
+                expires_at = self.clock.wall() + finished.expires_in_s
+                capture.headers = first_headers(whole, self.profile, key, expires_at)
                 if recorded is not None:
-                    return Answer(recorded.status, tuple(headers), recorded.body)
-                capture.headers = headers
+                    return Answer(recorded.status, tuple(capture.headers), recorded.body)
                 return None
             case Given():
                 return None
@@ -422,3 +485,15 @@ def _of_recovered(attempt: Attempt, verdict: Verdict, status: int) -> Verdict:
         status,
     )
     return verdict
+
+
+def _overrides(headers: Headers, method: str) -> tuple[str, ...]:
+    """List the other methods that headers name. Middleware inside that reads one of them would run
+    a route whose rules nobody applied.
+    """
+    named = (
+        content.decode("latin-1").strip().upper()
+        for name, content in headers.lines
+        if name in OVERRIDES
+    )
+    return tuple(dict.fromkeys(each for each in named if each != method))

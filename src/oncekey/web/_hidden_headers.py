@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
-_NAMES = frozenset({b"accept-encoding", b"range", b"if-range", b"if-modified-since"})
 _UNLESS_ANY = b"if-none-match"
-_VARIABLES = tuple(
-    "HTTP_" + name.decode().upper().replace("-", "_") for name in (*_NAMES, _UNLESS_ANY)
-)
+_NAMES = frozenset({b"accept-encoding", b"range", b"if-range", b"if-modified-since", _UNLESS_ANY})
+_VARIABLES = tuple("HTTP_" + name.decode().upper().replace("-", "_") for name in _NAMES)
 _PAST_THE_APPLICATION = "wsgi.file_wrapper"
 """A way to send a file past it: what is not seen cannot be kept."""
 
@@ -25,12 +23,12 @@ Lines = Iterable[tuple[bytes, bytes]]
 
 def is_hidden(name: bytes, content: bytes) -> bool:
     """Of a header line, whose name is lower case."""
-    return name in _NAMES or (name == _UNLESS_ANY and content.strip() != b"*")
+    return name in _NAMES and not (name == _UNLESS_ANY and content.strip() == b"*")
 
 
-def shown(lines: Lines) -> list[tuple[bytes, bytes]]:
+def visible(lines: Lines) -> list[tuple[bytes, bytes]]:
     """The header lines that are not hidden."""
-    return [line for line in lines if not is_hidden(*line)]
+    return [line for line in lines if line[0] not in _NAMES or not is_hidden(*line)]
 
 
 def hide(environ: MutableMapping[str, Any]) -> dict[str, Any]:

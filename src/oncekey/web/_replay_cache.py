@@ -41,7 +41,7 @@ class Recent:
 
     def __init__(self, seconds: float = RECENT_S) -> None:
         must_be_seconds({"recent_s": seconds})
-        self._seconds = seconds
+        self.seconds = seconds
         # Two halves: when the newer one is full it becomes the older one, which is dropped whole.
         # Threads may cross here: at worst a replay is forgotten early.
         self._newer: dict[tuple[str | bytes, ...], tuple[Replay, Answer, float]] = {}
@@ -50,7 +50,7 @@ class Recent:
     def keep(self, asked: Asked, replay: Replay, sent: Answer) -> None:
         """Remember what the store was asked for and what was sent."""
         whole, at = asked
-        if self._seconds <= 0 or len(sent.body or b"") > BODY_BYTES_MAX:
+        if self.seconds <= 0 or len(sent.body or b"") > BODY_BYTES_MAX:
             return
         if sum(map(len, whole)) + _bytes_of(sent) > REPLAY_BYTES_MAX:
             return
@@ -66,7 +66,7 @@ class Recent:
             return None
         replay, sent, at = kept
         ago_s = now - at
-        fresh = ago_s < self._seconds and ago_s < replay.expires_in_s
+        fresh = ago_s < self.seconds and ago_s < replay.expires_in_s
         return Known(replay, sent, ago_s) if fresh else None
 
 

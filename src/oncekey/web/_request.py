@@ -47,34 +47,29 @@ def guarded_twice(operation: str, by: str) -> Misuse:
 class Headers(Mapping[str, str]):
     """Header lines, whose names are lower case; a name that comes twice reads as its first line."""
 
-    __slots__ = ("lines",)
+    __slots__ = ("first", "lines")
 
     def __init__(self, lines: Sequence[tuple[bytes, bytes]]) -> None:
         self.lines = lines
+        self.first: dict[bytes, bytes] = dict(reversed(lines))
+        """The value of the first line of each name."""
 
     def all(self, name: str) -> list[bytes]:
         """The values of all lines of that name."""
         wanted = name.lower().encode("latin-1")
         return [content for line, content in self.lines if line == wanted]
 
-    def first(self, name: bytes) -> bytes:
-        """The value of the first line of that (lower-case) name; empty if there is none."""
-        for line, content in self.lines:
-            if line == name:
-                return content
-        return b""
-
     def __getitem__(self, name: str) -> str:
-        values = self.all(name)
-        if not values:
-            raise KeyError(name)
-        return values[0].decode("latin-1")
+        try:
+            return self.first[name.lower().encode("latin-1")].decode("latin-1")
+        except KeyError:
+            raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter({line.decode("latin-1"): None for line, _ in self.lines})
 
     def __len__(self) -> int:
-        return len({line for line, _ in self.lines})
+        return len(self.first)
 
 
 @value

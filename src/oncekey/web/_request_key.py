@@ -1,4 +1,4 @@
-"""The key of a request: looked for where its profile has it."""
+"""The key of a request where it is in the query or the body."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from oncekey._core import key as keys
 from oncekey._core.canonical import essence, parse_query
 from oncekey._core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody
 from oncekey._core.key import BadKey
-from oncekey._core.policy import Policy
 from oncekey._core.problems import Kind, Problem
 from oncekey._core.profiles import BodyField, Header, Profile, QueryParameter
 from oncekey.web._body import Body
@@ -17,29 +16,26 @@ from oncekey.web._request import Request
 _NO_JSON = ("image/", "audio/", "video/", "font/")
 
 
-def find_key(
-    request: Request, profile: Profile, policy: Policy, body: Body
+def find_in_query(request: Request, name: str, chars_min: int) -> str | BadKey | BadBody | None:
+    """Find the key in a parameter of the query; None if there is none."""
+    pairs = parse_query(request.query)
+    if isinstance(pairs, BadBody):
+        return pairs
+    values = [text for each, text in pairs if each == name.encode()]
+    if len(values) > 1:
+        return BadKey(f"The query names {name} {len(values)} times. Send it once.")
+    return keys.check(values[0].decode("latin-1"), chars_min=chars_min) if values else None
+
+
+def find_in_body(
+    request: Request, body: Body, name: str, chars_min: int
 ) -> str | BadKey | BadBody | Problem | None:
-    """The key, None if the request brings none; or why it cannot be read."""
-    chars_min = policy.key_chars_min
-    match profile.key_in:
-        case Header(name):
-            lines = request.headers.all(name)
-            return keys.parse(lines, chars_min=chars_min) if lines else None
-        case QueryParameter(name):
-            pairs = parse_query(request.query)
-            if isinstance(pairs, BadBody):
-                return pairs
-            values = [v for n, v in pairs if n == name.encode()]
-            if len(values) > 1:
-                return BadKey(f"The query names {name} {len(values)} times. Send it once.")
-            return keys.check(values[0].decode("latin-1"), chars_min=chars_min) if values else None
-        case BodyField(name):
-            value = _in_body(request, body, name)
-            return keys.check(value, chars_min=chars_min) if isinstance(value, str) else value
+    """Find the key in a field of the body; None if there is none."""
+    found = _read_field(request, body, name)
+    return keys.check(found, chars_min=chars_min) if isinstance(found, str) else found
 
 
-def _in_body(request: Request, body: Body, name: str) -> str | BadBody | Problem | None:
+def _read_field(request: Request, body: Body, name: str) -> str | BadBody | Problem | None:
     kind, plain = content_type(request), said(request, body)
     if plain is not None:
         return fingerprints.extract_field(kind, plain, name)
@@ -66,12 +62,12 @@ def may_hold_key(request: Request) -> bool:
     kind = content_type(request)
     if fingerprints.has_fields(kind):
         return True
-    length = request.headers.first(b"content-length")
+    length = request.headers.first.get(b"content-length", b"")
     is_long = length.isdigit() and int(length) > LOOKED_INTO_BYTES_MAX
     return not is_long and not essence(kind).startswith(_NO_JSON)
 
 
-def missing(profile: Profile) -> Problem:
+def missing_key(profile: Profile) -> Problem:
     """The refusal of a request that brings no key where one is required."""
     return Problem(
         Kind.MISSING_KEY,

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from oncekey.web._routes import Rooted, Spelled
-from oncekey.web._spelling import as_url, other_end
+from oncekey.web._routes import Rooted, Spelled, as_url, other_end
 
 _LAYERS_MAX = 20
 _INNER = ("app", "wsgi_app", "asgi_app", "__self__", "__wrapped__")

@@ -7,9 +7,10 @@ the operation, in its normal form. Templates are written as the application's ow
 without the path at which it is mounted. Names have it where the path has it, so that two mounts of
 one application do not share their keys.
 
-The router may read a path in another way than it is written (`spelling`). A template applies to all
-readings of its path, unless another reading falls under stricter rules: then the request is refused
-rather than run under the weaker ones.
+Many routers take `//charges`, `/charges/` or `http://host/charges` for `/charges`, and the
+middleware around an application cannot ask them beforehand. So a template applies to all readings
+of its path, unless another reading falls under stricter rules: then the request is refused rather
+than run under the weaker ones.
 """
 
 from __future__ import annotations
@@ -18,18 +19,25 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from urllib.parse import urlparse
 
 from oncekey._core.policy import INHERIT, Policy, as_policy
 from oncekey._core.values import value
 from oncekey.errors import Misuse
 from oncekey.web._request import within
-from oncekey.web._spelling import is_normal, normal, other_end, readings
 
 _WRITTEN = re.compile(r"(?:([A-Z]+) )?(/\S*)")
 _VARIABLE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 _STRANGE = re.compile(r"[{}<>*?#]")
 _EXPRESSION = re.compile(r"[\^$(\\]")
 """What stands in a regular expression, and hardly in a path."""
+_ODD = re.compile(r"\A(?!/)|//|/\.\.?(?:/|\n?\Z)|(?<!\n)\n\Z|[\udc80-\udcff]")
+_NO_TEXT = re.compile(r"[\udc80-\udcff]")
+"""Bytes that are no UTF-8, which some frameworks pass over."""
+_LINE_END = re.compile(r"(?<!\n)\n\Z")
+"""A router whose patterns end in `$`, as Starlette's do, passes over it."""
+_HOST = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/]*")
+"""Of a request whose target is a whole URL: some servers hand it over as it is."""
 USUAL = ("1", "a", "00000000-0000-4000-8000-000000000000")
 _PATHS_MAX = 100
 NAMES_MAX = 10_000
@@ -161,14 +169,18 @@ class Routes:
         return self._match(method, path, root)
 
     def _match(self, method: str, path: str, root: str) -> Route:
-        inner = within(root, path)
-        if (found := self._template(method, inner)) is not None and is_normal(inner):
-            mounted = path.removesuffix(inner)
-            return Route(f"{method} {mounted}{found.text}", found.policy, True)
-        mounted, inner = _below(root, path)
-        own = inner and self.spelled(method, normal(inner))
-        plain = Route(f"{method} {mounted}{own}", self._default)
+        mounted, inner = "", path
+        if root and (
+            path.startswith(f"{root}/")
+            or not is_normal(path)
+            or self._template(method, path) is None
+        ):
+            mounted, inner = _below(root, path)
         texts = readings(inner)
+        own = inner and self.spelled(method, texts[-1])
+        plain = Route(f"{method} {mounted}{own}", self._default)
+        if not self._templates:
+            return plain
         fitting = [self._template(method, text) for text in texts]
         if not any(fitting):  # a router may ignore a slash at the end, and case; or it may not
             loose = (self._template(method, t, other_end(t), in_any_case=True) for t in texts)
@@ -213,8 +225,10 @@ class Routes:
         return self._default
 
     def _template(self, method: str, *paths: str, in_any_case: bool = False) -> _Template | None:
-        fitting = (t for t in self._templates if t.fits(method, *paths, in_any_case=in_any_case))
-        return next(fitting, None)
+        for each in self._templates:
+            if each.fits(method, *paths, in_any_case=in_any_case):
+                return each
+        return None
 
 
 def _below(root: str, path: str) -> tuple[str, str]:
@@ -285,3 +299,59 @@ def _compile(text: str, policy: Policy, default: Policy) -> _Template:
         settled = Policy(methods=(*settled.methods, method)).over(settled).settled()
     exact, in_any_case = re.compile(pattern), re.compile(pattern, re.IGNORECASE)
     return _Template(method, path, exact, in_any_case, settled)
+
+
+# ------------------------------------------------------------------------ spellings of a path
+
+
+def is_normal(path: str) -> bool:
+    """Whether a path is spelt as links are: the readings below change nothing in it."""
+    return _ODD.search(path) is None
+
+
+def normal(path: str) -> str:
+    """The path without repeated slashes, dot segments, host, line end and what is no text. A slash
+    at the end stays: to many routers it makes another route.
+    """
+    return path if is_normal(path) else _normal(as_url(path))
+
+
+def _normal(path: str) -> str:
+    *inner, last = _parts(path)
+    kept: list[str] = []
+    for part in (*inner, last):
+        if part == "..":
+            del kept[-1:]
+        elif part not in ("", "."):
+            kept.append(part)
+    ended = "/" if kept and last in ("", ".", "..") else ""
+    return f"/{'/'.join(kept)}{ended}"
+
+
+def readings(path: str) -> tuple[str, ...]:
+    """The path as it is, then as routers may read it; its normal form is the last one."""
+    if _ODD.search(path) is None:  # `is_normal`, without the call: every request passes here
+        return (path,)
+    *inner, last = _parts(path)
+    merged = "/" + "/".join([*filter(None, inner), last])
+    return path, merged, _normal(path), normal(path)
+
+
+def other_end(path: str) -> str:
+    """With the slash at its end that it has not, or without the one that it has."""
+    return path[:-1] or path if path.endswith("/") else f"{path}/"
+
+
+def as_url(path: str) -> str:
+    """What Quart takes for the path where it does not begin with a slash: `x:/charges?`."""
+    if path.startswith("/"):
+        return path
+    try:
+        return urlparse(path).path
+    except ValueError:
+        return path
+
+
+def _parts(path: str) -> list[str]:
+    path = _NO_TEXT.sub("", _HOST.sub("", path, count=1))
+    return _LINE_END.sub("", path).split("/")

@@ -341,7 +341,7 @@ class Views:
             capture.headers.append(UNSTORED)
             return None
         probe("after_handler")
-        verdict, kept = edge.judged(attempt, capture)
+        verdict, kept = edge.classify(attempt, capture)
         return visit.session.answered(verdict, kept)
 
     def fail_sync(self, visit: Visit, error: BaseException) -> Answer | None:

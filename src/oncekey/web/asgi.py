@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -45,8 +45,7 @@ from oncekey.web._asgi_messages import App, Message, Receive, Scope, Send
 from oncekey.web._asgi_run import PlainRun, Run
 from oncekey.web._body import Body
 from oncekey.web._content import looked_into
-from oncekey.web._edge import Edge, log
-from oncekey.web._entry import OVERRIDES, route_of
+from oncekey.web._edge import OVERRIDES, Edge, log
 from oncekey.web._middleware_order import (
     check_dependencies,
     check_inside,
@@ -134,8 +133,17 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
             if self.edge.status_path is not None and self._asks_status(scope):
                 await self._tell_status(scope, send)
                 return
-            if self._may_be_guarded(scope):
-                await self._guard(scope, receive, send)
+            # By its method, or by another that a header names, there may be more to look at.
+            brings_key, overrides = self._always, False
+            for name, _ in scope["headers"]:
+                if name == self._key_header:
+                    brings_key = True
+                elif name in OVERRIDES:
+                    overrides = True
+            if brings_key and (overrides or scope["method"].upper() in self._methods):
+                handling = await self._read(scope, receive, send)
+                if handling is not None:
+                    await handling
             else:
                 await self.serve(scope, receive, send)
             return
@@ -167,48 +175,38 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         route = self.edge.routes.match(request.method, request.path, request.root)
         return route.operation, route.policy
 
-    def _may_be_guarded(self, scope: Scope) -> bool:
-        """Whether there is more to look at: by its method, or by another that a header names."""
-        header, brings_key, overrides = self._key_header, self._always, False
-        for name, _ in scope["headers"]:
-            if name == header:
-                brings_key = True
-            elif name in OVERRIDES:
-                overrides = True
-        return brings_key and (overrides or scope["method"].upper() in self._methods)
-
     def _asks_status(self, scope: Scope) -> bool:
         path = within(scope.get("root_path", ""), scope["path"])
         return path == self.edge.status_path and scope["method"] in STATUS_METHODS
 
     # ------------------------------------------------------------------------- one request
 
-    async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _read(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> Coroutine[Any, Any, None] | None:
+        """Read a request that may be guarded; what is to be awaited to handle it, None if its
+        client has left.
+        """
         edge = self.edge
         if not self._looked:  # its server did not ask at the start
             self._check_order(scope.get("app"))
         request = messages.request(scope)
-        route = route_of(edge, request)
+        route = edge.route(request)
         if route is None:
-            await self.serve(scope, receive, send)
-            return
+            return self.serve(scope, receive, send)
         if isinstance(route, Answer):
-            await messages.send(send, route)
-            return
+            return messages.send(send, route)
         in_body = edge.key_in_body and edge.may_bring_key(request)
         key = None if in_body else edge.key(request, route)
         if key is None and not in_body:
-            await self._serve_keyless(scope, receive, send, route)
-            return
+            return self._serve_keyless(scope, receive, send, route)
         if isinstance(key, Problem):
-            await messages.send(send, edge.decline(key, route))
-            return
-        body = await messages.read_patiently(receive, request, route.policy)
+            return messages.send(send, edge.decline(key, route))
+        body = await messages.read(receive, request, route.policy)
         if body is None:  # the client left before it had said what it wants
-            return
+            return None
         if isinstance(body, Problem):
-            await messages.send(send, edge.decline(body, route))
-            return
+            return messages.send(send, edge.decline(body, route))
         try:
             call = await self.call(request, route, key, body)
         except BaseException:  # which may be kept for long, and with it all that was read
@@ -217,12 +215,11 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         if isinstance(call, Answer | Problem):
             body.close()
             answer = edge.decline(call, route) if isinstance(call, Problem) else call
-            await messages.send(send, answer)
-        elif call is None:
-            await self._serve_keyless(scope, messages.resupply(body, receive), send, route)
-        else:
-            edge.start()
-            await Run(self, scope, receive, send, route, body).decide(call)
+            return messages.send(send, answer)
+        if call is None:
+            return self._serve_keyless(scope, messages.resupply(body, receive), send, route)
+        edge.start()
+        return Run(self, scope, receive, send, route, body).decide(call)
 
     async def call(
         self, request: Request, route: Route, key: str | None, body: Body
@@ -236,7 +233,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
             found = await looked_into(request, body, partial(edge.key, request, route, body))
         if found is None or isinstance(found, Problem):
             return found
-        if (old := edge.check_age(request, route)) is not None:
+        if edge.is_stamped and (old := edge.check_age(request, route)) is not None:
             return old
         tenant = edge.tenant(request)
         if type(tenant) is not str or not tenant:

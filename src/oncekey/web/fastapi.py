@@ -354,7 +354,7 @@ class IdempotentRoute(APIRoute):
         guard = self.idempotency.guard
         if "app_root_path" not in scope:  # one that is mounted is not all there is
             guard.lifespan.setdefault("app", scope.get("app"))  # where no lifespan has told it
-        body = await messages.read_patiently(receive, messages.request(scope), route.policy)
+        body = await messages.read(receive, messages.request(scope), route.policy)
         if body is None:  # the client left before it had said what it wants
             return
         if isinstance(body, Problem):

@@ -46,8 +46,7 @@ from oncekey.web._application import check_ask_blocks, check_wsgi
 from oncekey.web._body import Body
 from oncekey.web._capture import Capture
 from oncekey.web._content import looked_into_sync
-from oncekey.web._edge import UNSTORED, Edge, log
-from oncekey.web._entry import OVERRIDES, route_of
+from oncekey.web._edge import OVERRIDES, UNSTORED, Edge, log
 from oncekey.web._middleware_order import check_inside_wsgi, check_meant, check_one_guard
 from oncekey.web._recovery import WsgiRunner
 from oncekey.web._replay_cache import RECENT_S
@@ -145,7 +144,7 @@ class IdempotencyMiddleware(metaclass=Checked):
     def _guard(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         edge = self.edge
         request = environs.request(environ)
-        route = route_of(edge, request)
+        route = edge.route(request)
         if route is None:
             return self._serve(environ, start_response)
         if isinstance(route, Answer):
@@ -299,7 +298,7 @@ class IdempotencyMiddleware(metaclass=Checked):
 
     def _conclude(self, session: Session, capture: Capture, drive: Drive) -> Answer | None:
         """Record the answer. None: send the application's own; else: send this one instead."""
-        end, kept = self.edge.judged(session.attempt, capture)
+        end, kept = self.edge.classify(session.attempt, capture)
         finished: Finished = drive(session.answered(end, kept))
         return self.edge.answer(finished, capture, session.call.key)
 

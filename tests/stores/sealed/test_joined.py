@@ -154,7 +154,7 @@ async def test_an_expired_sealed_record_is_taken_over_in_atomic_mode(
 ) -> None:
     key = str(uuid.uuid4())
     assert (await shop.order(key)).body == b"run 1"
-    shop.app.edge.recent._seconds = 0
+    shop.app.edge.recent.seconds = 0
     shop.place.elapse(100_000.0)
     assert (await shop.order(key)).body == b"run 2"
     assert (await shop.order(key)).replayed

@@ -22,7 +22,7 @@ from oncekey.errors import Misuse
 from oncekey.web import _wsgi_environ as environs
 from oncekey.web._body import Body, too_large
 from oncekey.web._decorators import SAFE, Mark
-from oncekey.web._hidden_headers import hide, shown
+from oncekey.web._hidden_headers import hide, visible
 from oncekey.web._request import GUARDED, Headers, Request, guarded_twice
 from oncekey.web._routes import Route
 from oncekey.web._views import Begun, Visit
@@ -275,7 +275,7 @@ def _hide(request: HttpRequest, state: State) -> None:
     state.taken = hide(request.META)
     state.scope = getattr(request, "scope", None)
     if state.scope is not None:
-        request.scope = {**state.scope, "headers": shown(state.scope["headers"])}
+        request.scope = {**state.scope, "headers": visible(state.scope["headers"])}
     vars(request).pop("headers", None)  # made of META when it is first asked for
 
 
