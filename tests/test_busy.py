@@ -21,7 +21,7 @@ WAITING = (
     "tests/messaging/test_publisher.py",
     "tests/stores/test_contract.py",
     "tests/stores/test_batching_sync.py",
-    "tests/stores/test_patience.py",
+    "tests/stores/test_connection.py",
     "tests/engine/test_heartbeat.py",
     "tests/engine/test_recovery.py",
     "tests/engine/test_sweeper.py",
@@ -38,6 +38,10 @@ def busy() -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.wait()
+
+
+def test_what_waits_is_where_it_is_looked_for() -> None:
+    assert all((ROOT / name).exists() for name in WAITING)
 
 
 @pytest.mark.long
