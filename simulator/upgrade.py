@@ -41,7 +41,7 @@ def fingerprint(version: int, path: str, form: bytes) -> Fingerprint:
 
 
 def _by_rules(version: int, path: str, form: bytes) -> Fingerprint:
-    made = fingerprints.of("POST", path, b"", FORM, form, version=version)
+    made = fingerprints.compute("POST", path, b"", FORM, form, version=version)
     if isinstance(made, BadBody):
         raise AssertionError(made.reason)
     return made

@@ -400,7 +400,7 @@ def new_key() -> str:
 
 
 def call(key: str, body: bytes = b"{}") -> Call:
-    fingerprint = fingerprints.of("POST", "/orders", b"", "application/json", body)
+    fingerprint = fingerprints.compute("POST", "/orders", b"", "application/json", body)
     assert isinstance(fingerprint, Fingerprint)
     return Call("single", "POST /orders", key, fingerprint)
 

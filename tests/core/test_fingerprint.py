@@ -39,7 +39,7 @@ def of(
     body: bytes = b'{"amount":100,"currency":"eur"}',
     **options: Any,
 ) -> Fingerprint:
-    outcome = fingerprint.of(method, path, query, content_type, body, **options)
+    outcome = fingerprint.compute(method, path, query, content_type, body, **options)
     assert isinstance(outcome, Fingerprint), outcome
     return outcome
 
@@ -165,7 +165,7 @@ def test_an_empty_body_is_the_same_whatever_its_type_says() -> None:
     ],
 )
 def test_a_body_without_a_canonical_form_is_refused(content_type: str, body: bytes) -> None:
-    outcome = fingerprint.of("POST", "/", b"", content_type, body)
+    outcome = fingerprint.compute("POST", "/", b"", content_type, body)
     assert isinstance(outcome, BadBody)
     assert outcome.reason.endswith(".")
 
@@ -314,7 +314,7 @@ class Spooled:
     ],
 )
 def test_e25_where_a_body_lies_does_not_matter(content_type: str, body: bytes) -> None:
-    spooled = fingerprint.of("POST", "/charges", b"", content_type, Spooled(body))
+    spooled = fingerprint.compute("POST", "/charges", b"", content_type, Spooled(body))
     assert spooled == of(content_type=content_type, body=body)
 
 

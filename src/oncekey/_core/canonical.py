@@ -207,8 +207,8 @@ class _JsonReader:
 
 
 _READERS = {
-    1: _JsonReader(json_numbers.whole_v1, json_numbers.number_v1),
-    2: _JsonReader(json_numbers.whole, json_numbers.number),
+    1: _JsonReader(json_numbers.integer_v1, json_numbers.number_v1),
+    2: _JsonReader(json_numbers.integer, json_numbers.number),
 }
 
 

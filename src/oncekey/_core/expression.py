@@ -86,9 +86,9 @@ class Expression:
             if name is not None:
                 fields.append(self._part(name, spec, arguments))
                 text += fields[-1]
-        return text + self._where(fields)
+        return text + self._lengths(fields)
 
-    def _where(self, fields: list[str]) -> str:
+    def _lengths(self, fields: list[str]) -> str:
         """Return the lengths of the fields if their text does not show where each ends."""
         between = set("".join(self._between))
         if "" in self._between or any(not between.isdisjoint(field) for field in fields):

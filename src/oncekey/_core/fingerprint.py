@@ -57,11 +57,11 @@ __all__ = [
     "Fingerprint",
     "compare",
     "compare_earlier",
+    "compute",
     "differing_fields",
     "extract_field",
     "field_digests",
     "has_fields",
-    "of",
 ]
 
 VERSION = 2
@@ -97,7 +97,7 @@ class Fingerprint:
     """Computes the digests that version 1 may have given it; none once the body is gone."""
 
 
-def of(
+def compute(
     method: str,
     path: str,
     query: bytes | str,
@@ -233,7 +233,7 @@ def field_digests(content_type: str, body: bytes, key: str) -> dict[str, str]:
     """
     secret = hashlib.sha256(as_bytes(key)).digest()
     fields = _fields(content_type, body)
-    names = sorted(filter(_nameable, fields))
+    names = sorted(filter(_is_nameable, fields))
     return {
         name: hashlib.blake2b(
             frame([as_bytes(name), fields[name]]), key=secret, digest_size=8
@@ -338,6 +338,6 @@ def _fields(content_type: str, body: bytes) -> dict[str, bytes]:
     return {name: frame(parts) for name, parts in values.items()}
 
 
-def _nameable(name: str) -> bool:
+def _is_nameable(name: str) -> bool:
     # Names go into stores and responses: no control characters or surrogates, nothing very long.
     return len(name) <= FIELD_NAME_CHARS_MAX and name.isprintable()

@@ -33,7 +33,7 @@ class TooManyDigits(ValueError):
     """
 
 
-def whole(text: str) -> Number:
+def integer(text: str) -> Number:
     """Normalize a number without point and exponent."""
     if len(text) <= DIGITS_PLAIN_MAX:
         return int(text)
@@ -86,8 +86,8 @@ def _long(digits: str, exponent: int) -> Number:
 # ------------------------------------------------------------- for fingerprints of version 1
 
 
-def whole_v1(text: str) -> Number:
-    return int(text) if len(text) <= DIGITS_PLAIN_MAX else _with_digits(whole(text))
+def integer_v1(text: str) -> Number:
+    return int(text) if len(text) <= DIGITS_PLAIN_MAX else _with_digits(integer(text))
 
 
 def number_v1(text: str) -> Number:

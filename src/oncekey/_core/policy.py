@@ -242,7 +242,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def _check_numbers(policy: Policy) -> None:
-    for name, value in _set(policy, *_POSITIVE, *_NOT_NEGATIVE):
+    for name, value in _set_values(policy, *_POSITIVE, *_NOT_NEGATIVE):
         if not _is_number(value):
             raise Misuse(f"Policy({name}={value!r}): must be a number, not negative, not infinite")
         if value == 0 and name in _POSITIVE:
@@ -256,7 +256,7 @@ def _check_numbers(policy: Policy) -> None:
             raise Misuse(f"Policy(key_chars_min={value}): keys have at most 255 characters")
 
 
-def _set(policy: Policy, *names: str) -> Iterator[tuple[str, Any]]:
+def _set_values(policy: Policy, *names: str) -> Iterator[tuple[str, Any]]:
     """Yield those of these fields that the policy sets."""
     for name in names:
         if (value := getattr(policy, name)) is not INHERIT:
@@ -266,23 +266,23 @@ def _set(policy: Policy, *names: str) -> Iterator[tuple[str, Any]]:
 def _check_values(policy: Policy) -> None:
     """Raise `Misuse` unless every field that is set has a possible value."""
     _check_numbers(policy)
-    for name, value in _set(policy, *_FLAGS):
+    for name, value in _set_values(policy, *_FLAGS):
         if not isinstance(value, bool):  # the text "false" would count as true
             raise Misuse(f"Policy({name}={value!r}): must be True or False")
-    for name, value in _set(policy, *_CHOICES):
+    for name, value in _set_values(policy, *_CHOICES):
         if value not in _CHOICES[name]:
             raise Misuse(f"Policy({name}={value!r}): choose one of {_CHOICES[name]}")
-    for name, value in _set(policy, "methods", "headers_kept"):
+    for name, value in _set_values(policy, "methods", "headers_kept"):
         such = "ETag" if name == "headers_kept" else "POST"
         if not are_names(() if value is None and name == "headers_kept" else value):
             raise Misuse(f"Policy({name}={value!r}): takes a list of names, such as [{such!r}]")
         for each in value or ():
             if not _TOKEN.fullmatch(each):  # no request can have it
                 raise Misuse(f"Policy({name}={value!r}): {each!r} is not a name such as {such!r}")
-    for name, value in _set(policy, "ask"):
+    for name, value in _set_values(policy, "ask"):
         if value is not None and not callable(value):
             raise Misuse(f"Policy({name}={value!r}): takes a function")
-    for _, value in _set(policy, "no_effect_on"):
+    for _, value in _set_values(policy, "no_effect_on"):
         _check_no_effect_on(value)
     _check_declared(policy)
     _check_version_values(policy)
@@ -332,7 +332,7 @@ def are_names(given: object) -> bool:
 
 
 def _check_declared(policy: Policy) -> None:
-    for _, declared in _set(policy, "retention_declared_s"):
+    for _, declared in _set_values(policy, "retention_declared_s"):
         if declared is None:
             continue
         given = tuple(declared) if isinstance(declared, tuple | list) else ()
@@ -342,7 +342,7 @@ def _check_declared(policy: Policy) -> None:
                 f"Policy(retention_declared_s={declared!r}): takes the shortest and the longest "
                 "retention that a client may ask for, such as (3600, 604800)"
             )
-    for _, age in _set(policy, "key_age_s_max"):
+    for _, age in _set_values(policy, "key_age_s_max"):
         if age is not None and (not _is_number(age) or age == 0):
             raise Misuse(f"Policy(key_age_s_max={age!r}): takes seconds, or None")
 
@@ -382,9 +382,9 @@ def _check_keep(policy: Policy) -> None:
 
 
 def _check_version_values(policy: Policy) -> None:
-    for _, version in _set(policy, "schema_version"):
+    for _, version in _set_values(policy, "schema_version"):
         check_version(version, "Policy(schema_version=…)")
-    for _, upcasts in _set(policy, "upcasts"):
+    for _, upcasts in _set_values(policy, "upcasts"):
         if not isinstance(upcasts, Versions | None):
             raise Misuse(
                 "Policy(upcasts=…) takes an oncekey.Versions() on which functions are registered: "

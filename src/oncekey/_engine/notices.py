@@ -1,7 +1,7 @@
 """Heeding the store's notice: whether it is sealed, and whether it has lost its memory.
 
 A process looks before its first claim and from then on every `LOOK_EVERY_S`; in between nothing is
-asked. What stands there is explained in `core.notice`.
+asked. What stands there is explained in `_core.notice`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ and reads those that it has reason to look at again. So a quota holds to within 
 let in within about a second; a process that has not heard of a tenant yet lets it in, and asks.
 
 The counts in the store are records of oncekey's own, one for each tenant and span of time
-(`core.quota`), whose `replays` are the records and `conflicts` the bytes: counters are what `Tally`
-adds to, atomically and without a fence. They decide nothing but this.
+(`_core.quota`), whose `replays` are the records and `conflicts` the bytes: counters are what
+`Tally` adds to, atomically and without a fence. They decide nothing but this.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ when that time has come.
 
 A list is a hint. Each record is judged by itself, by the store's clock, and one that is listed but
 was rolled back, purged or run anew is left alone. What a process had only in memory when it died is
-listed nowhere: it is kept until its tombstone ends, but no retry gets it (`core.lifecycle`).
+listed nowhere: it is kept until its tombstone ends, but no retry gets it (`_core.lifecycle`).
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def fingerprint(request: OutgoingRequest, profile: Profile) -> Fingerprint | Non
     # For forms use the version that ignores the order of fields, as most servers do: a difference
     # only causes a warning.
     version = 1 if essence(media_type) == FORM else fingerprints.VERSION
-    made = fingerprints.of(
+    made = fingerprints.compute(
         request.method,
         parts.path,
         parts.query,

@@ -50,7 +50,7 @@ def fingerprint(
     """
     key_in = profile.key_in
     rules = partial(
-        fingerprints.of,
+        fingerprints.compute,
         request.method,
         request.path,
         request.query,
