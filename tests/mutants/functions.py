@@ -106,7 +106,7 @@ _MUTANTS = (
     Mutant(
         "where a part of a key ends does not matter",
         "_core/expression.py",
-        "        return text + self._where(fields)\n",
+        "        return text + self._lengths(fields)\n",
         "        return text\n",
         "tests/core/test_expression.py",
         "test_p5_where_a_part_ends_makes_another_key",
