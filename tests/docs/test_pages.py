@@ -111,3 +111,11 @@ def test_an_edge_case_is_tested_or_it_is_said_why_not(row: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_tests_that_are_named_exist(page: str) -> None:
     assert not set(named_tests(TEXTS[page])) - existing_tests()
+
+
+def test_the_folder_that_a_new_store_is_compared_with_is_shown_as_it_is() -> None:
+    shown = re.search(r"```text\nstores/sqlite/\n(.*?)```", TEXTS["CONTRIBUTING.md"], re.DOTALL)
+    assert shown is not None
+    names = set(re.findall(r"^  (\w+\.py)", shown[1], re.MULTILINE))
+    folder = ROOT / "src/oncekey/stores/sqlite"
+    assert names == {path.name for path in folder.glob("*.py")} - {"__init__.py"}

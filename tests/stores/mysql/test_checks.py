@@ -293,7 +293,7 @@ def test_a_user_that_may_have_two_connections_is_refused(
 def test_an_address_is_taken_apart_and_its_password_is_not_shown() -> None:
     address, options = parse_url("mysql://us%40er:p%2Fw@db.example:3307/keys?timeout_s=2&tls=true")
     assert options == {"timeout_s": 2.0}
-    assert address.shown == "mysql://us%40er:***@db.example:3307/keys"
+    assert address.safe_url == "mysql://us%40er:***@db.example:3307/keys"
     driver = address.driver()
     assert isinstance(driver.pop("ssl"), ssl.SSLContext)
     assert driver == {

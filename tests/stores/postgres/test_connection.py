@@ -53,7 +53,7 @@ def test_asyncpg_is_not_given_what_only_libpq_knows() -> None:
 
 
 def test_p12_what_is_shown_holds_no_secret() -> None:
-    shown = Address(f"{URL}?password=hidden&sslpassword=also").shown
+    shown = Address(f"{URL}?password=hidden&sslpassword=also").safe_url
     assert shown == "postgresql://user:***@one:5432,two/keys"
 
 

@@ -37,6 +37,7 @@ from oncekey._system.clock import FakeClock
 from oncekey.errors import CorruptRecord, Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed.store import SealedStore
+from oncekey.stores.transactions import sql_transactions
 from oncekey.testing.contract.subject import new_id, new_token
 from tests.stores.sealed.kit import SECOND, SECRET, ask, prepare
 from tests.stores.sealed.world import ANSWER, claim, clock, complete, inner, insert_completed, store
@@ -269,3 +270,15 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(Misuse, match=r"pip install 'oncekey\[sealed\]'"):
         open_store("memory://", secrets=SECRET)
+
+
+def test_it_knows_which_errors_undo_a_transaction_of_the_store_within() -> None:
+    url = "mysql://user:password@127.0.0.1/keys"
+    plain = sql_transactions(open_store(url))
+    sealed = sql_transactions(open_store(url, secrets=[SECRET]))
+    assert plain is not None
+    assert plain.verbs is not None
+    assert sealed is not None
+    assert sealed.verbs is not None
+    assert sealed.verbs.undoes is plain.verbs.undoes
+    assert sealed.verbs.hold is not plain.verbs.hold

@@ -53,10 +53,10 @@ class Address:
     tls: ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
-        return f"Address({self.shown!r})"  # error trackers keep what stands in local names
+        return f"Address({self.safe_url!r})"  # error trackers store local variables
 
     @property
-    def shown(self) -> str:
+    def safe_url(self) -> str:
         return redact(self.url)
 
     def driver(self) -> dict[str, Any]:
@@ -186,38 +186,38 @@ class MySQLDriver:
         text = "; ".join((*parts, *question.after))
         if len(text) >= bytes_max:
             raise TooLong(
-                f"{self.address.shown}: this needs a packet of {len(text)} bytes, the server takes "
-                f"{bytes_max}: raise max_allowed_packet there, or keep shorter answers"
+                f"{self.address.safe_url}: this needs a packet of {len(text)} bytes, the server "
+                f"takes {bytes_max}: raise max_allowed_packet there, or keep shorter answers"
             )
         return text
 
     def unavailable(self, why: str, *, sent: bool) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.address.shown}: {self.address.scrub(why)}", sent=sent)
+        return StoreUnavailable(f"{self.address.safe_url}: {self.address.scrub(why)}", sent=sent)
 
     def translate(self, error: Any, *, sent: bool = True) -> Exception:
         """Translate a driver's error into one of the contract; keep those that the verb caused."""
-        shown = self.address.shown
+        safe_url = self.address.safe_url
         why = self.address.scrub(str(error) or type(error).__name__)
         match error.args[0] if error.args else None:
             case 1205 | 1213:  # lock wait timeout, deadlock
-                return RowHeld(f"{shown}: another transaction holds the record", sent=sent)
+                return RowHeld(f"{safe_url}: another transaction holds the record", sent=sent)
             case 1146:  # no such table
                 return StoreUnfit(
-                    f"{shown} has no oncekey tables: run `oncekey migrate {shown}` ({why})"
+                    f"{safe_url} has no oncekey tables: run `oncekey migrate {safe_url}` ({why})"
                 )
             case 1044 | 1142 | 1143 | 1227:  # not allowed
                 return Denied(
-                    f"{shown}: {why}. The user needs SELECT, INSERT, UPDATE and DELETE on the "
+                    f"{safe_url}: {why}. The user needs SELECT, INSERT, UPDATE and DELETE on the "
                     "oncekey tables, and CREATE and ALTER to migrate"
                 )
             case 1665:  # no READ COMMITTED with statements in the binary log
-                return StoreUnfit(f"{shown}: {why}. Set binlog_format = ROW or MIXED there")
+                return StoreUnfit(f"{safe_url}: {why}. Set binlog_format = ROW or MIXED there")
         if sent and isinstance(error, _OWN_FAULTS):
             own: Exception = error
             return own
         # The drivers' other RuntimeError: the server hung up while they prepared the connection.
         if isinstance(error, RuntimeError) and "package is required" in why:
-            return StoreUnfit(f"{shown}: {why}. Install it, or connect with tls=true")
+            return StoreUnfit(f"{safe_url}: {why}. Install it, or connect with tls=true")
         return self.unavailable(why, sent=sent)
 
     def _cause(self, error: Exception) -> Exception | None:

@@ -75,7 +75,7 @@ class MySQLStore:
         self.driver = MySQLDriver(address, self.limits, connect_timeout_s)
 
     def __repr__(self) -> str:
-        return f"MySQLStore({self.address.shown!r})"
+        return f"MySQLStore({self.address.safe_url!r})"
 
     @property
     def location(self) -> Hashable:
@@ -92,15 +92,15 @@ class MySQLStore:
 
     def prepare(self) -> Op[None]:
         replies = yield checks.PREPARE
-        shown = self.address.shown
+        safe_url = self.address.safe_url
         server = checks.server(replies)
-        refuse_unsafe(server.findings(), shown, self.allowed)
+        refuse_unsafe(server.findings(), safe_url, self.allowed)
         self.driver.shows_early = server.shows_early
         [(applied, oldest_reader)] = replies[1].rows
-        check_schema(self.name, applied, oldest_reader, shown)
+        check_schema(self.name, applied, oldest_reader, safe_url)
 
     def examine(self) -> Op[Examination]:
-        return checks.examine(self.address.shown)
+        return checks.examine(self.address.safe_url)
 
     def now(self) -> Op[float | None]:
         return checks.now()

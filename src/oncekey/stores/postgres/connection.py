@@ -73,7 +73,7 @@ class Address:
     libpq: str
 
     def __repr__(self) -> str:
-        return f"Address({self.shown!r})"  # error trackers keep what stands in local names
+        return f"Address({self.safe_url!r})"  # error trackers store local variables
 
     @property
     def asyncpg(self) -> str:
@@ -81,7 +81,7 @@ class Address:
         return _without(self.libpq, _LIBPQ_ONLY)
 
     @property
-    def shown(self) -> str:
+    def safe_url(self) -> str:
         return redact(self.libpq.partition("?")[0])
 
     @property
@@ -183,7 +183,7 @@ class PostgresDriver:
         except psycopg.ProgrammingError as error:
             why = str(error)
         if why:
-            raise Misuse(f"{address.shown}: {address.scrub(why).strip()}")
+            raise Misuse(f"{address.safe_url}: {address.scrub(why).strip()}")
 
     def connect(self) -> PostgresConnection:
         try:
@@ -220,28 +220,28 @@ class PostgresDriver:
         return AsyncPostgresConnection(self, connection)
 
     def unavailable(self, why: str, *, sent: bool) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.address.shown}: {self.address.scrub(why)}", sent=sent)
+        return StoreUnavailable(f"{self.address.safe_url}: {self.address.scrub(why)}", sent=sent)
 
     def translate(self, error: Exception, *, sent: bool = True) -> Exception:
         """Translate a driver's error into one of the contract; keep those that the verb caused."""
-        shown = self.address.shown
+        safe_url = self.address.safe_url
         why = self.address.scrub(str(error) or type(error).__name__)
         match getattr(error, "sqlstate", None):
             case "55P03":  # lock_timeout
-                return RowHeld(f"{shown}: another transaction holds the record", sent=sent)
+                return RowHeld(f"{safe_url}: another transaction holds the record", sent=sent)
             case "42P01":  # no such table
                 return StoreUnfit(
-                    f"{shown} has no oncekey tables: run `oncekey migrate {shown}` ({why})"
+                    f"{safe_url} has no oncekey tables: run `oncekey migrate {safe_url}` ({why})"
                 )
             case "42883":  # no such function
                 return FunctionGone(
-                    f"{shown}: {why}. A move to another layout is under way, or has just ended: "
-                    f"try again. If it stays so, run `oncekey migrate {shown}`",
+                    f"{safe_url}: {why}. A move to another layout is under way, or has just ended: "
+                    f"try again. If it stays so, run `oncekey migrate {safe_url}`",
                     sent=sent,
                 )
             case "42501":  # not allowed
                 return Denied(
-                    f"{shown}: {why}. The role needs SELECT, INSERT, UPDATE and DELETE on the "
+                    f"{safe_url}: {why}. The role needs SELECT, INSERT, UPDATE and DELETE on the "
                     "oncekey tables, and USAGE on their sequences; to migrate, it must own them, "
                     "or be allowed to create them"
                 )
@@ -249,7 +249,7 @@ class PostgresDriver:
                 state in _NOT_PASSED_ON or "unsupported startup parameter" in why
             ):
                 return StoreUnfit(
-                    f"{shown}: {why}. If a pooler such as PgBouncer answers there, add "
+                    f"{safe_url}: {why}. If a pooler such as PgBouncer answers there, add "
                     "pgbouncer=true to the URL"
                 )
             case str(state) if sent and state[:2] not in _OUTAGES and state not in _OUTDATED:

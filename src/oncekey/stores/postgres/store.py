@@ -82,7 +82,7 @@ class PostgresStore:
         )
 
     def __repr__(self) -> str:
-        return f"PostgresStore({self.address.shown!r})"
+        return f"PostgresStore({self.address.safe_url!r})"
 
     @property
     def location(self) -> Hashable:
@@ -98,12 +98,12 @@ class PostgresStore:
 
     def prepare(self) -> Op[None]:
         [row] = yield Question(checks.PREPARE)
-        shown = self.address.shown
-        findings = checks.Server(*row).findings(shown, pooled=self.driver.pgbouncer)
-        refuse_unsafe(findings, shown, self.allowed)
+        safe_url = self.address.safe_url
+        findings = checks.Server(*row).findings(safe_url, pooled=self.driver.pgbouncer)
+        refuse_unsafe(findings, safe_url, self.allowed)
 
     def examine(self) -> Op[Examination]:
-        return checks.examine(self.address.shown, pooled=self.driver.pgbouncer)
+        return checks.examine(self.address.safe_url, pooled=self.driver.pgbouncer)
 
     def now(self) -> Op[float | None]:
         return checks.now()
