@@ -8,10 +8,9 @@ they do.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any, TypeVar
 
 from oncekey._core.message import PAYLOAD_BYTES_MAX, Message, Parked, new_message
@@ -19,7 +18,7 @@ from oncekey._core.op import Op, arun, run
 from oncekey._core.validation import must_be_limits
 from oncekey._system.chance import random_token
 from oncekey._system.clock import Clock
-from oncekey.errors import Misuse, StoreUnfit
+from oncekey.errors import Misuse
 from oncekey.stores import transactions
 from oncekey.stores.base import Store, outbox_of
 from oncekey.stores.urls import as_store
@@ -75,8 +74,7 @@ class Outbox:
             own = await asyncio.to_thread(transactions.database_of, self.store)
             await arun(transactions.must_be_database(self.store, own), ask)
             self._proven = True
-        with _hint(self.store):
-            await arun(self.table.put(message), ask)
+        await arun(self.table.put(message), ask)
         return message
 
     def put_sync(
@@ -95,8 +93,7 @@ class Outbox:
             own = transactions.database_of(self.store)
             run(transactions.must_be_database(self.store, own), ask)
             self._proven = True
-        with _hint(self.store):
-            run(self.table.put(message), ask)
+        run(self.table.put(message), ask)
         return message
 
     def _message(
@@ -159,17 +156,3 @@ def _ids(given: Iterable[str]) -> list[str]:
         "retry([id]) takes a list of ids of parked messages, as texts: [parked.message.id for "
         "parked in outbox.parked_sync()]"
     )
-
-
-@contextmanager
-def _hint(store: Store) -> Iterator[None]:
-    """Explain a SQLite file without the table. Servers' errors are explained where they occur."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if "no such table: oncekey_outbox" not in str(error):
-            raise
-        raise StoreUnfit(
-            f"{store!r} has no outbox yet: call Outbox.migrate() when your service starts, or run "
-            "`oncekey migrate` on it"
-        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from oncekey._core.message import Message, Parked, decode_headers, encode_headers, lane
 from oncekey._core.op import Op
 from oncekey._system.clock import Clock
+from oncekey.errors import StoreUnfit
 from oncekey.stores.outbox import DIED, ClaimedRow, LaneHead, ReturnedRow
 from oncekey.stores.sqlite.connection import Execute, File
 from oncekey.stores.sqlite.verbs import boot_number
@@ -60,16 +62,25 @@ WHERE parked = 1 AND id = ?
 class SqliteOutboxTable:
     """An `OutboxTable` in SQLite."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._path = path
         self._clock = clock
 
     def with_clock(self, clock: Clock) -> SqliteOutboxTable:
-        return SqliteOutboxTable(clock)
+        return SqliteOutboxTable(self._path, clock)
 
     def put(self, message: Message) -> Op[None]:
         where = (message.id, lane(message), message.topic, message.key)
         what = (encode_headers(message.headers), message.payload, self._clock.wall())
-        yield partial(_change, PUT, [(*where, *what)])
+        try:
+            yield partial(_change, PUT, [(*where, *what)])
+        except sqlite3.OperationalError as error:  # raised by the caller's connection
+            if "no such table: oncekey_outbox" not in str(error):
+                raise
+            raise StoreUnfit(
+                f"SqliteStore({self._path!r}) has no outbox yet: call Outbox.migrate() when your "
+                "service starts, or run `oncekey migrate` on it"
+            ) from error
 
     def look(self, after: bytes, heads_max: int) -> Op[list[LaneHead]]:
         rows = yield partial(_rows, LOOK, (after, heads_max, *self._now()))

@@ -91,7 +91,7 @@ class SqliteStore:
             absolute = absolute[1:]
         self.place = Place(absolute, timeout_s, synchronous)
         self._clock = clock or SystemClock()
-        self.outbox = SqliteOutboxTable(self._clock)
+        self.outbox = SqliteOutboxTable(absolute, self._clock)
         self._opened = False
 
     def __repr__(self) -> str:
