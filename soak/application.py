@@ -1,5 +1,5 @@
-"""The application under attack: orders come in by one edge of oncekey, a route for each way to be
-safe.
+"""The application under test: orders come in through one edge of oncekey, with a route for each way
+to be safe.
 
 python -m soak.application SETTINGS STORE_URL LEDGER MARK LISTENING_FD
 """
@@ -31,15 +31,15 @@ from oncekey._engine.recovery import Recoverer
 from oncekey.messaging import Limits, Message, Outbox, Publisher
 from oncekey.web import asgi, wsgi
 from soak import calls, drivers, engines, handler
-from soak.calls import Functions, Messages, Told
-from soak.hands import Hands
+from soak.calls import FunctionCalls, InboxCalls, Reply
+from soak.clock import SkewedClock
+from soak.executor import Executor
 from soak.ledger import Id, Ledger
 from soak.settings import BLOCKING, Settings
-from soak.wall import Wall
 
 
 class Application:
-    """One worker's: its store, its driver, its ledger, and the two ways to serve them."""
+    """One worker's store, driver and ledger, served by ASGI or WSGI."""
 
     def __init__(self, settings: Settings, url: str, ledger: Ledger, mark: Path) -> None:
         self.settings = settings
@@ -51,18 +51,18 @@ class Application:
         if settings.driver:
             self.driver = drivers.open_driver(settings.driver, settings.engine, url)
             self.outbox = Outbox(engines.open_database(url))
-        self.hands = Hands(self.driver, self.outbox)
+        self.executor = Executor(self.driver, self.outbox)
 
     async def work(self, order: dict[str, Any]) -> dict[str, Any]:
         cut = order["how"] == handler.CUT_OFF
         async with asyncio.timeout(order["seconds"] + handler.LIMIT_S if cut else None):
-            return await arun(handler.handle(self.ledger, order), self.hands.do)
+            return await arun(handler.handle(self.ledger, order), self.executor.do)
 
     def work_sync(self, order: dict[str, Any]) -> dict[str, Any]:
-        return run(handler.handle(self.ledger, order), self.hands.do_sync)
+        return run(handler.handle(self.ledger, order), self.executor.do_sync)
 
-    def guarding(self) -> dict[str, Any]:
-        """How the middleware is set, of either kind."""
+    def middleware_options(self) -> dict[str, Any]:
+        """Return the options of the ASGI or WSGI middleware."""
         policies = {**handler.policies(self.ledger), "atomic": Policy(atomic=True)}
         return {
             "store": self.store,
@@ -72,22 +72,22 @@ class Application:
             "hooks": [handler.watch],
         }
 
-    def calling(self) -> Functions | Messages:
-        """What is called where there is no middleware."""
+    def open_calls(self) -> FunctionCalls | InboxCalls:
+        """Return what handles orders without a middleware."""
         runtime = Runtime(self.store, hooks=[handler.watch, calls.watch])
         policies = {**handler.policies(self.ledger), "atomic": Policy()}
         policies = {name: policies[name] for name in self.settings.routes}
         if self.settings.kind.startswith("inbox"):
-            return Messages(runtime, policies, self.work, self.work_sync, self.driver)
+            return InboxCalls(runtime, policies, self.work, self.work_sync, self.driver)
         work = self.work_sync if self.settings.kind in BLOCKING else self.work
-        return Functions(runtime, policies, work)
+        return FunctionCalls(runtime, policies, work)
 
     def publish(self, message: Message) -> None:
-        told = json.loads(message.payload)
-        self.ledger.note("published", Id(*told["id"]), told["run"], step=told["part"])
+        row = json.loads(message.payload)
+        self.ledger.note("published", Id(*row["id"]), row["run"], step=row["part"])
 
     def begin(self) -> None:
-        """It serves from now on, and says so by its mark."""
+        """Note in the mark file that this worker serves."""
         self._start_publishing()
         self._mark.write_text(str(os.getpid()))
 
@@ -99,23 +99,23 @@ class Application:
 
 
 def serve_asgi(listening: socket.socket, application: Application) -> None:
-    calling = None if application.settings.kind == "asgi" else application.calling()
+    open_calls = None if application.settings.kind == "asgi" else application.open_calls()
 
     async def order(request: Request) -> Response:
         sent = await request.json()
-        if calling is None:
+        if open_calls is None:
             try:
-                told = calls.done(await application.work(sent))
-            except handler.Broken:
+                reply = calls.success(await application.work(sent))
+            except handler.OrderedFailure:
                 raise
             except Exception as error:
-                told = calls.failed(error)
+                reply = calls.failure(error)
         else:
             route, headers = request.path_params["route"], request.headers
             key = headers["idempotency-key"]
-            told = await calling.call(route, headers["x-account"], key, sent)
-        body, status, lines = told
-        return Response(handler.written(body), status, {**handler.JSON, **lines})
+            reply = await open_calls.call(route, headers["x-account"], key, sent)
+        body, status, lines = reply
+        return Response(handler.encode(body), status, {**handler.JSON, **lines})
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -126,35 +126,35 @@ def serve_asgi(listening: socket.socket, application: Application) -> None:
             yield
 
     app = Starlette(routes=[Route("/{route}", order, methods=["POST"])], lifespan=lifespan)
-    if calling is None:
-        app.add_middleware(asgi.IdempotencyMiddleware, **application.guarding())
+    if open_calls is None:
+        app.add_middleware(asgi.IdempotencyMiddleware, **application.middleware_options())
     config = uvicorn.Config(app, access_log=False, log_level="warning")
     uvicorn.Server(config).run(sockets=[listening])
 
 
 def serve_wsgi(listening: socket.socket, application: Application) -> None:
-    calling = None if application.settings.kind == "wsgi" else application.calling()
+    open_calls = None if application.settings.kind == "wsgi" else application.open_calls()
 
-    def order(request: werkzeug.Request) -> Told:
-        if calling is None:
+    def order(request: werkzeug.Request) -> Reply:
+        if open_calls is None:
             try:
-                return calls.done(application.work_sync(request.get_json()))
-            except handler.Broken:
+                return calls.success(application.work_sync(request.get_json()))
+            except handler.OrderedFailure:
                 raise
             except Exception as error:
-                return calls.failed(error)
+                return calls.failure(error)
         headers, route = request.headers, request.path[1:]
         sent = headers["x-account"], headers["idempotency-key"], request.get_json()
-        return calling.call_sync(route, *sent)
+        return open_calls.call_sync(route, *sent)
 
     @werkzeug.Request.application
     def app(request: werkzeug.Request) -> werkzeug.Response:
         body, status, lines = order(request)
-        return werkzeug.Response(handler.written(body), status, {**handler.JSON, **lines})
+        return werkzeug.Response(handler.encode(body), status, {**handler.JSON, **lines})
 
     served: Any = app
-    if calling is None:
-        served = wsgi.IdempotencyMiddleware(app, **application.guarding())
+    if open_calls is None:
+        served = wsgi.IdempotencyMiddleware(app, **application.middleware_options())
     with Recoverer(application.store):
         application.begin()
         make_server("127.0.0.1", 0, served, threaded=True, fd=listening.fileno()).serve_forever()
@@ -163,7 +163,7 @@ def serve_wsgi(listening: socket.socket, application: Application) -> None:
 def main() -> None:
     text, url, ledger, mark, descriptor = sys.argv[1:]
     settings = Settings.of_text(text)
-    Wall(Path(mark).with_suffix(".wall")).follow()
+    SkewedClock(Path(mark).with_suffix(".wall")).install()
     application = Application(settings, url, Ledger(ledger), Path(mark))
     serve = serve_wsgi if settings.kind in BLOCKING else serve_asgi
     serve(socket.socket(fileno=int(descriptor)), application)

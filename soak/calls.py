@@ -1,6 +1,6 @@
-"""Orders that are no requests to oncekey: calls of a function with `@once`, messages to an inbox.
+"""Orders without a middleware: calls of a function with `@once`, messages to an inbox.
 
-Both give what the caller is told, as the middleware would say it.
+Both return the response that the middleware would send.
 """
 
 from __future__ import annotations
@@ -19,48 +19,46 @@ from oncekey.messaging._inbox import Inbox
 from soak.drivers import Awaited, Blocking
 
 Order = dict[str, Any]
-Told = tuple[Order, int, dict[str, str]]
+Reply = tuple[Order, int, dict[str, str]]
 """Body, status and headers."""
 OPERATIONS = "orders/"
 UNKNOWN_LINE = ("Idempotency-Outcome", "unknown")
-"""Says to whoever sent the request that failed: a retry does not run it again."""
+"""Tells the client of a failed request that a retry will not run it again."""
 
 _unstored: ContextVar[list[Event]] = ContextVar("unstored")
 
 
 def watch(event: Event) -> None:
-    """The caller of a function is given its result also where it could not be recorded; only
-    hooks hear of that.
-    """
+    """Note results that could not be stored: their caller gets them anyway, only hooks are told."""
     if isinstance(event, Unprotected):
-        _unstored.get([]).append(event)  # unless it is the recoverer that runs it
+        _unstored.get([]).append(event)  # the recoverer has no caller
 
 
-def done(answer: Order, *, stored: bool = True) -> Told:
+def success(answer: Order, *, stored: bool = True) -> Reply:
     return answer, 201, {} if stored else {"Idempotency-Stored": "false"}
 
 
-def failed(error: Exception) -> Told:
-    """A function's own exception says by a note that no later call runs it again."""
-    told = any("nobody knows" in note for note in getattr(error, "__notes__", ()))
-    return {"error": repr(error)}, 500, dict([UNKNOWN_LINE]) if told else {}
+def failure(error: Exception) -> Reply:
+    """Render a function's exception, whose notes say whether a later call may run it again."""
+    is_final = any("nobody knows" in note for note in getattr(error, "__notes__", ()))
+    return {"error": repr(error)}, 500, dict([UNKNOWN_LINE]) if is_final else {}
 
 
-def refused(kind: Kind) -> Told:
+def refusal(kind: Kind) -> Reply:
     return {"type": f"urn:oncekey:problem:{kind}"}, 409, {}
 
 
-def raised(error: Exception) -> Told:
+def render_exception(error: Exception) -> Reply:
     match error:
         case StoreUnavailable():
-            return refused(Kind.STORE_UNAVAILABLE)
+            return refusal(Kind.STORE_UNAVAILABLE)
         case Refusal():
-            return refused(error.problem.kind)
-    return failed(error)
+            return refusal(error.problem.kind)
+    return failure(error)
 
 
-class Functions:
-    """A function for each route, sync or async as `work` is."""
+class FunctionCalls:
+    """A guarded function for each route, sync or async like `work`."""
 
     def __init__(
         self, runtime: Runtime, policies: dict[str, Policy], work: Callable[[Order], Any]
@@ -83,27 +81,27 @@ class Functions:
             for route, policy in policies.items()
         }
 
-    async def call(self, route: str, account: str, key: str, order: Order) -> Told:
+    async def call(self, route: str, account: str, key: str, order: Order) -> Reply:
         unstored: list[Event] = []
         _unstored.set(unstored)
         try:
             answer = await self._guarded[route](account, key, order)
         except Exception as error:
-            return raised(error)
-        return done(answer, stored=not unstored)
+            return render_exception(error)
+        return success(answer, stored=not unstored)
 
-    def call_sync(self, route: str, account: str, key: str, order: Order) -> Told:
+    def call_sync(self, route: str, account: str, key: str, order: Order) -> Reply:
         unstored: list[Event] = []
         _unstored.set(unstored)
         try:
             answer = self._guarded[route](account, key, order)
         except Exception as error:
-            return raised(error)
-        return done(answer, stored=not unstored)
+            return render_exception(error)
+        return success(answer, stored=not unstored)
 
 
-class Messages:
-    """An inbox for each route; `atomic` is handled in a transaction of the consumer's."""
+class InboxCalls:
+    """An inbox for each route; `atomic` runs in the consumer's own transaction."""
 
     def __init__(
         self,
@@ -121,41 +119,41 @@ class Messages:
             for route, policy in policies.items()
         }
 
-    async def call(self, route: str, account: str, key: str, order: Order) -> Told:
+    async def call(self, route: str, account: str, key: str, order: Order) -> Reply:
         message: dict[str, Any] = {"tenant": account, "payload": json.dumps(order).encode()}
         box, work, driver = self._inboxes[route], self._work, self._driver
         try:
             if route != "atomic":
-                return _told(await box.handle(key, work, order, **message))
+                return _render_outcome(await box.handle(key, work, order, **message))
             if not isinstance(driver, Awaited):
                 return await asyncio.to_thread(self.call_sync, route, account, key, order)
             async with driver.transaction() as connection:
                 handled = await box.handle_in(connection, key, work, order, **message)
-            return _told(handled)
+            return _render_outcome(handled)
         except Exception as error:
-            return raised(error) if route != "atomic" else refused(Kind.STORE_UNAVAILABLE)
+            return render_exception(error) if route != "atomic" else refusal(Kind.STORE_UNAVAILABLE)
 
-    def call_sync(self, route: str, account: str, key: str, order: Order) -> Told:
+    def call_sync(self, route: str, account: str, key: str, order: Order) -> Reply:
         message: dict[str, Any] = {"tenant": account, "payload": json.dumps(order).encode()}
         box, work, driver = self._inboxes[route], self._work_sync, self._driver
         try:
             if route != "atomic":
-                return _told(box.handle_sync(key, work, order, **message))
+                return _render_outcome(box.handle_sync(key, work, order, **message))
             assert isinstance(driver, Blocking)
             with driver.transaction() as connection:
                 handled = box.handle_in_sync(connection, key, work, order, **message)
-            return _told(handled)
+            return _render_outcome(handled)
         except Exception as error:
-            return raised(error) if route != "atomic" else refused(Kind.STORE_UNAVAILABLE)
+            return render_exception(error) if route != "atomic" else refusal(Kind.STORE_UNAVAILABLE)
 
 
-def _told(outcome: inbox.Outcome) -> Told:
+def _render_outcome(outcome: inbox.Outcome) -> Reply:
     match outcome:
         case inbox.Handled(result, stored):
-            return done(result, stored=stored)
+            return success(result, stored=stored)
         case inbox.Duplicate(result):
-            return done(result)
+            return success(result)
         case inbox.Busy() | inbox.Released():
-            return refused(Kind.IN_FLIGHT)
+            return refusal(Kind.IN_FLIGHT)
         case inbox.Unknown(problem) | inbox.Rejected(problem):
-            return refused(problem.kind)
+            return refusal(problem.kind)

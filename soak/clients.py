@@ -1,4 +1,4 @@
-"""Callers who lose patience and ask again with the same key, at any worker."""
+"""Callers who time out and retry with the same key, at any worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from random import Random
 import httpx
 
 from soak.handler import ANSWERS, BRIEF_S, CUT_OFF, RAISES, STEP, TIMES_OUT, UNKNOWN
-from soak.judge import ANSWER, CUT, DOUBTFUL, FAILED, GAVE_UP, NO_ANSWER, ODD, Seen
+from soak.judge import ANSWER, CUT, DOUBTFUL, FAILED, GAVE_UP, NO_ANSWER, ODD, Observation
 from soak.ledger import Id, now
 from soak.operator import Operator
 
@@ -22,10 +22,10 @@ _ATOMIC_S_MAX = 0.05
 _SENT = ("seconds", "failures", "how")
 _PATIENCES_S = (0.15, 0.5, 1.5, 4.0, 12.0)
 _SLOWER_TRIES_MAX = 10
-"""Every try waits longer than the one before, up to here: a slow machine must come to work, too."""
+"""Every retry waits longer, up to here: slow machines need time to work, too."""
 _HEALED_PATIENCE_S = 30.0
 _HEALED_S_MAX = 120.0
-"""Once nothing fails any more, everybody has an answer by then, also on a slow machine."""
+"""How long after the last fault every caller must have a response, even on a slow machine."""
 _FINAL = (ANSWER, "mismatch")
 _UNKNOWN = "outcome-unknown"
 _FAILS, _FAILS_OFTEN = 0.1, 0.3
@@ -37,26 +37,26 @@ _HOWS = {
     "resume": (*_HOWS_BESIDE_ROWS, CUT_OFF, STEP),
     "careful": (*_HOWS_BESIDE_ROWS, CUT_OFF, STEP),
 }
-"""By route, how attempts fail."""
+"""How attempts fail, by route."""
 _ENDS_MIND = 0.5
-"""How likely a caller is content with not knowing, each time. The others call the operator."""
+"""The probability that a caller accepts an unknown outcome. The others call the operator."""
 _OUTCOME = "idempotency-outcome"
 _PROBLEM = "urn:oncekey:problem:"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What several callers want at once: one of them, at times, something else by the same key."""
+    """What several callers send at once; one of them sometimes sends something else by the key."""
 
     id: Id
     seconds: float
     failures: int
-    """How many attempts fail before one does not."""
+    """How many attempts fail first."""
     how: str
-    """They do."""
+    """The way they fail."""
     callers: int
     later_s: float
-    """When somebody asks once more, after all have been answered."""
+    """When one more retry comes, after all callers have a response."""
 
 
 def order_of(seed: int, number: int, routes: Sequence[str]) -> Order:
@@ -82,13 +82,13 @@ class Clients:
     ports: Sequence[int]
     routes: Sequence[str]
     operator: Operator
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[Observation] = field(default_factory=list)
     orders: int = 0
     healed_at: float | None = None
-    """Set by whoever knows that nothing fails any more."""
+    """Set when the last fault is over."""
 
     async def run(self, at_once: int, until: float) -> None:
-        """New orders until that moment, then to the end of those that are under way."""
+        """Send new orders until that moment, then finish those in progress."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with (
             httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as http,  # noqa: S113
@@ -110,7 +110,7 @@ class Clients:
     async def _call(
         self, http: httpx.AsyncClient, order: Order, caller: str, changed: bool
     ) -> None:
-        """Ask until there is a final word."""
+        """Retry until there is a final response."""
         chance = Random(f"{self.seed}/{caller}")
         for tries in itertools.count(1):
             seen = await self._ask(http, order, chance, changed)
@@ -122,13 +122,13 @@ class Clients:
                     return
                 await self.operator.resolve(order.id, seen.asked, released=chance.random() < 0.5)
             if self.healed_at is not None and seen.sent > self.healed_at + _HEALED_S_MAX:
-                self.seen.append(Seen(order.id, seen.asked, seen.sent, seen.got, GAVE_UP))
+                self.seen.append(Observation(order.id, seen.asked, seen.sent, seen.got, GAVE_UP))
                 return
             await asyncio.sleep(chance.uniform(0.02, 0.5) * min(tries, _SLOWER_TRIES_MAX))
 
     async def _ask(
         self, http: httpx.AsyncClient, order: Order, chance: Random, changed: bool
-    ) -> Seen:
+    ) -> Observation:
         account, route, key = order.id
         name = f"{account} {key}{' changed' if changed else ''}"
         patience_s = chance.choice(_PATIENCES_S) if self.healed_at is None else _HEALED_PATIENCE_S
@@ -140,26 +140,26 @@ class Clients:
                 headers = {"Idempotency-Key": key, "X-Account": account}
                 got = await http.post(url, json=body, headers=headers)
         except TimeoutError:
-            return Seen(order.id, name, sent, now(), NO_ANSWER)
+            return Observation(order.id, name, sent, now(), NO_ANSWER)
         except httpx.TransportError:
-            return Seen(order.id, name, sent, now(), CUT)
-        return _read(Seen(order.id, name, sent, now(), ODD), got)
+            return Observation(order.id, name, sent, now(), CUT)
+        return _read(Observation(order.id, name, sent, now(), ODD), got)
 
 
-def _read(seen: Seen, got: httpx.Response) -> Seen:
-    """What a caller was told, in the words of the judge."""
+def _read(seen: Observation, got: httpx.Response) -> Observation:
+    """Classify a response for the judge."""
     common = seen.id, seen.asked, seen.sent, seen.got
     if got.headers.get(_OUTCOME) == "unknown":
-        return Seen(*common, FAILED, marked=True)
+        return Observation(*common, FAILED, marked=True)
     try:
-        told = got.json()
+        body = got.json()
     except json.JSONDecodeError:
-        told = {}
+        body = {}
     if got.status_code == 201:
         digest = hashlib.sha256(got.content).hexdigest()
         stored = got.headers.get("idempotency-stored") != "false"
-        return Seen(*common, ANSWER, digest, told["order"], told["run"], stored)
-    if "error" in told or (got.status_code == 500 and not told):  # the server's own
-        return Seen(*common, FAILED)
-    kind = str(told.get("type", ""))
-    return Seen(*common, kind.removeprefix(_PROBLEM) if kind.startswith(_PROBLEM) else ODD)
+        return Observation(*common, ANSWER, digest, body["order"], body["run"], stored)
+    if "error" in body or (got.status_code == 500 and not body):  # the server's own
+        return Observation(*common, FAILED)
+    kind = str(body.get("type", ""))
+    return Observation(*common, kind.removeprefix(_PROBLEM) if kind.startswith(_PROBLEM) else ODD)

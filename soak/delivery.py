@@ -1,4 +1,4 @@
-"""From an outbox through a broker to an inbox: is each message that was committed handled once?"""
+"""The message soak: is each committed message handled once, from outbox through broker to inbox?"""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from soak import engines, faults, ledger, messenger
-from soak.faults import Befell
+from soak.environment import Environment
+from soak.faults import InflictedFault
 from soak.judge import Violation
 from soak.ledger import Entry, Id, now
 from soak.messenger import KEYS, NO_KEY, TOPIC
-from soak.place import Place
-from soak.report import Outcome, row
+from soak.report import SoakResult, row
 from soak.settings import Settings
 from soak.workers import Worker
 from tests.messaging.brokers import BROKERS, NACK
@@ -27,7 +27,7 @@ ROLES = ("put", "publish", "handle", "put", "publish", "handle-within")
 HANDLED_S_MAX = 120.0
 _LOOK_S = 0.5
 _LATE_S = 3.0
-"""What is delivered again after the last was handled has come by then."""
+"""Redeliveries after the last message was handled arrive by then."""
 _STARTERS: dict[str, Callable[[], Server]] = {
     "rabbitmq": start_rabbitmq,
     "nats": partial(start_nats, durable=True),
@@ -36,66 +36,66 @@ _STARTERS: dict[str, Callable[[], Server]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Leftover:
     """A message that is still in the outbox, parked or not."""
 
     id: str
     error: str
 
 
-async def soak(settings: Settings, folder: Path) -> Outcome:
-    """The whole of it. The folder keeps the ledger, and what the workers had to say."""
-    began, befallen, book = now(), list[Befell](), folder / "ledger"
+async def soak(settings: Settings, folder: Path) -> SoakResult:
+    """Run a whole soak. The folder holds the ledger and the workers' logs."""
+    began, inflicted, book = now(), list[InflictedFault](), folder / "ledger"
     async with contextlib.AsyncExitStack() as stack:
-        place = await stack.enter_async_context(Place(settings, folder))
-        ask = partial(engines.ask, settings.engine, place.direct)
+        environment = await stack.enter_async_context(Environment(settings, folder))
+        ask = partial(engines.ask, settings.engine, environment.direct_url)
         for statement in messenger.TABLES:
             await asyncio.to_thread(ask, statement)
-        url = await _broker(settings.broker, place, stack)
+        url = await _broker(settings.broker, environment, stack)
         workers = []
         for number, role in enumerate(ROLES):
-            given = role, settings.as_text(), place.url, url, str(book)
+            given = role, settings.as_text(), environment.url, url, str(book)
             workers.append(Worker(given, folder / f"{number}-{role}.log", "soak.messenger"))
             stack.callback(workers[-1].close)
         beside = settings.broker in _STARTERS
         planned = faults.plan(settings.seed, settings.seconds, settings.engine, beside=beside)
-        await faults.inflict_all(planned, place, workers, befallen)
+        await faults.inflict_all(planned, environment, workers, inflicted)
         for worker, role in zip(workers, ROLES, strict=True):
             worker.check()
             if role == "put":
                 worker.kill()
-        await _handled(ask)
+        await _wait_until_handled(ask)
         put = await asyncio.to_thread(ask, "SELECT id, name, n FROM put")
         left = await asyncio.to_thread(ask, "SELECT id, error FROM oncekey_outbox")
-        handled = [id_ for _, _, id_, *_ in await place.rows()]
+        handled = [id_ for _, _, id_, *_ in await environment.rows()]
     entries = list(ledger.read(book))
     known = {id_: (name, int(n)) for id_, name, n in put}
-    complaints = judge(known, handled, entries, [Left(str(i), str(why)) for i, why in left])
-    return Outcome(began, entries, [], befallen, list(complaints))
+    complaints = judge(known, handled, entries, [Leftover(str(i), str(why)) for i, why in left])
+    return SoakResult(began, entries, [], inflicted, list(complaints))
 
 
-async def _broker(name: str, place: Place, stack: contextlib.AsyncExitStack) -> str:
-    """Its address, once it has what keeps messages that nobody consumes yet."""
+async def _broker(name: str, environment: Environment, stack: contextlib.AsyncExitStack) -> str:
+    """Start the broker, declare its queues, and return its URL."""
     if name in _STARTERS:
-        url, direct = await place.beside(_STARTERS[name])
+        url, direct_url = await environment.start_beside(_STARTERS[name])
     else:
         cluster = start_kafka()
         stack.callback(cluster.close)
-        url = direct = cluster.url
-    client = BROKERS[name].broker(direct, logger=None)
+        url = direct_url = cluster.url
+    client = BROKERS[name].broker(direct_url, logger=None)
     for subscriber in BROKERS[name].subscribe(client, TOPIC, NACK):
-        subscriber(_nothing)
+        subscriber(_reject_message)
     await client.start()
     await client.stop()
     return url
 
 
-async def _nothing(body: str) -> None:
+async def _reject_message(body: str) -> None:
     raise AssertionError("nothing was published yet")
 
 
-async def _handled(ask: Callable[[str], Any]) -> None:
-    """Return when every message was handled, or it took too long."""
+async def _wait_until_handled(ask: Callable[[str], Any]) -> None:
+    """Wait until every message was handled, or until the timeout."""
     until = now() + HANDLED_S_MAX
     unhandled = "SELECT COUNT(*) FROM put WHERE id NOT IN (SELECT name FROM effects)"
     while now() < until:
@@ -112,10 +112,11 @@ def judge(
     put: dict[str, tuple[str, int]],
     handled: Iterable[str],
     entries: Iterable[Entry],
-    left: Iterable[Left],
+    left: Iterable[Leftover],
 ) -> Iterator[Violation]:
-    """What broke a promise, without I/O. `put` are the messages that were committed: the name of
-    what keeps them in order, and the number there.
+    """Find broken promises, without I/O.
+
+    `put` are the committed messages, each with its ordering key and its number there.
     """
     published = [entry.id.key for entry in entries if entry.what == "published"]
     effects = Counter(handled)
@@ -141,7 +142,7 @@ def judge(
             yield Violation("order", Id(TOPIC, name, ""), f"left as {numbers[name]}")
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: SoakResult) -> str:
     published = Counter(entry.id.key for entry in outcome.entries)
     counts = {
         "messages": Counter(f"published {times} times" for times in published.values()),

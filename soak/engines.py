@@ -1,4 +1,4 @@
-"""The engines that several processes can share, and where the caller's own rows are in them."""
+"""The engines that several processes can share, and how to reach the handlers' rows in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oncekey.stores.base import Store
 from oncekey.stores.urls import Unsealed
 
 REPLICATED = ("redis-cluster", "redis-sentinel")
-"""Several servers that take each other's place."""
+"""Several servers that take over from each other."""
 ENGINES = ("sqlite", "postgres", "mariadb", "mysql", "redis", *REPLICATED, "dynamodb", "tiered")
 ROWS = {
     "sqlite": "sqlite",
@@ -20,7 +20,7 @@ ROWS = {
     "mariadb": "mysql",
     "mysql": "mysql",
 }
-"""Whose SQL an engine has for rows."""
+"""The SQL dialect of an engine's rows."""
 WAIT_S = 5
 _SECRET = "a text that is long enough but no secret at all"  # noqa: S105
 
@@ -30,12 +30,12 @@ def open_store(store_url: str, *, sealed: bool) -> Store:
 
 
 def open_database(store_url: str) -> Store:
-    """The same without what lies around it: nothing is sealed, nothing copied."""
+    """Open the database alone, unsealed and without a cache."""
     return oncekey.open_store(store_url.removeprefix("tiered+").partition("&cache=")[0])
 
 
 def plain(store_url: str) -> str:
-    """The address of the database, as drivers take it."""
+    """Return the URL of the database for drivers."""
     return store_url.partition("?")[0].removeprefix("tiered+")
 
 
@@ -44,8 +44,8 @@ def address(store_url: str) -> SplitResult:
 
 
 def connect(engine: str, store_url: str) -> Any:
-    """A connection of the engine's blocking driver, to where the store is."""
-    match ROWS[engine]:  # a worker imports only what it needs, to be back sooner
+    """Connect to the store's database with the engine's blocking driver."""
+    match ROWS[engine]:  # a worker imports only what it needs, to restart sooner
         case "sqlite":
             return sqlite3.connect(address(store_url).path[1:], timeout=WAIT_S)
         case "postgres":
@@ -54,24 +54,24 @@ def connect(engine: str, store_url: str) -> Any:
             return psycopg.connect(plain(store_url), connect_timeout=WAIT_S)
     import pymysql
 
-    # Without ssl_disabled it reads all certificates that the system trusts, each time.
+    # Without ssl_disabled it reads all system certificates, each time.
     return pymysql.connect(**login(store_url), connect_timeout=WAIT_S, ssl_disabled=True)
 
 
 def login(store_url: str) -> dict[str, Any]:
-    """Who asks where, as drivers of MySQL take it."""
-    place = address(store_url)
+    """Return connection arguments for MySQL drivers."""
+    environment = address(store_url)
     return {
-        "host": place.hostname,
-        "port": place.port,
-        "user": place.username,
-        "password": place.password or "",
-        "database": place.path[1:],
+        "host": environment.hostname,
+        "port": environment.port,
+        "user": environment.username,
+        "password": environment.password or "",
+        "database": environment.path[1:],
     }
 
 
 def ask(engine: str, store_url: str, statement: str) -> list[tuple[str, ...]]:
-    """One statement in a transaction of its own; its rows."""
+    """Run a statement in its own transaction and return its rows."""
     connection = connect(engine, store_url)
     try:
         cursor = connection.cursor()

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: planned from a seed, then inflicted."""
+"""Faults and when they happen: planned from a seed, then inflicted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 
 from soak.engines import REPLICATED
+from soak.environment import Environment, ServerSite
 from soak.ledger import now
-from soak.place import Place, Site
 from soak.proxy import Proxy
 from soak.workers import Worker
 
@@ -17,11 +17,11 @@ _EVERY_S = 0.8
 _SHORT_OR_LONG_S = (0.2, 0.5, 1.0, 2.0, 2.5, 4.0)
 """Within a lease of 1.5 s, and beyond it."""
 
-OF_WORKERS = {"worker killed": 3, "worker replaced": 2, "worker frozen": 4}
-OF_CLOCKS = {"clock set": 2}
-"""A worker's wall clock, by hours. Not on SQLite: retention is measured by it there."""
-OF_FILES = {"file occupied": 2}
-OF_SERVERS = {
+WORKER_FAULTS = {"worker killed": 3, "worker replaced": 2, "worker frozen": 4}
+CLOCK_FAULTS = {"clock set": 2}
+"""A worker's wall clock, by hours. Not on SQLite, which measures retention by it."""
+FILE_FAULTS = {"file occupied": 2}
+SERVER_FAULTS = {
     "replies swallowed": 2,
     "questions eaten": 1,
     "connections reset": 2,
@@ -29,21 +29,19 @@ OF_SERVERS = {
     "server killed": 1,
     "server frozen": 1,
 }
-"""How likely each is, in proportion to the others."""
-OF_REPLICAS = {"server killed": 1, "server frozen": 1}
-"""There is no proxy: the servers tell where each other is. All stand in line for what befalls them,
-so that there is somebody to take over.
+"""The weight of each."""
+REPLICA_FAULTS = {"server killed": 1, "server frozen": 1}
+"""There is no proxy, because the servers announce each other's addresses. Only one fails at a time:
+another can take over.
 """
 _WHICH_MAX = 12
-SPARED = {("server killed", "dynamodb")}
-"""The server that stands in for it keeps all in memory."""
+IMPOSSIBLE_FAULTS = {("server killed", "dynamodb")}
+"""The emulator stores everything in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`seconds` is how long it lasts, `which` the worker or the server, `count` how many messages
-    it loses.
-    """
+    """A planned fault: `which` worker or server it hits, `count` of messages it loses."""
 
     after_s: float
     what: str
@@ -53,8 +51,8 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Befell:
-    """A fault that was inflicted, and the worker that served then."""
+class InflictedFault:
+    """A fault that was inflicted, and the worker's pid."""
 
     at: float
     fault: Fault
@@ -62,12 +60,13 @@ class Befell:
 
 
 def plan(seed: int, seconds: float, engine: str, *, beside: bool = False) -> list[Fault]:
-    """The same seed plans the same faults. How the machine interleaves them it does not plan.
+    """Plan faults: the same seed gives the same ones, though they interleave differently.
+
     `beside`: there is a server beside the store.
     """
     chance = Random(seed)
-    likely = OF_WORKERS | of_store(engine) | ({} if engine == "sqlite" else OF_CLOCKS)
-    likely |= OF_SERVERS if beside else {}
+    likely = WORKER_FAULTS | store_faults(engine) | ({} if engine == "sqlite" else CLOCK_FAULTS)
+    likely |= SERVER_FAULTS if beside else {}
     faults: list[Fault] = []
     at_s = chance.uniform(0, 2 * _EVERY_S)
     while at_s < seconds:
@@ -78,32 +77,35 @@ def plan(seed: int, seconds: float, engine: str, *, beside: bool = False) -> lis
     return faults
 
 
-def of_store(engine: str) -> dict[str, int]:
-    """What can befall where the records are."""
+def store_faults(engine: str) -> dict[str, int]:
+    """Return the faults of an engine's servers."""
     if engine == "sqlite":
-        return OF_FILES
+        return FILE_FAULTS
     if engine in REPLICATED:
-        return OF_REPLICAS
-    return {what: n for what, n in OF_SERVERS.items() if (what, engine) not in SPARED}
+        return REPLICA_FAULTS
+    return {what: n for what, n in SERVER_FAULTS.items() if (what, engine) not in IMPOSSIBLE_FAULTS}
 
 
 async def inflict_all(
-    faults: Sequence[Fault], place: Place, workers: Sequence[Worker], befallen: list[Befell]
+    faults: Sequence[Fault],
+    environment: Environment,
+    workers: Sequence[Worker],
+    inflicted: list[InflictedFault],
 ) -> None:
-    """One after the other, some at once. At the end everything is well again."""
+    """Inflict the faults at their times, overlapping; heal everything at the end."""
     began = now()
     async with asyncio.TaskGroup() as under_way:
         for fault in faults:
             await asyncio.sleep(began + fault.after_s - now())
             worker = workers[fault.which % len(workers)]
-            if fault.what in OF_WORKERS and not worker.up:
-                continue  # a slow machine would never come to serve
-            befallen.append(Befell(now(), fault, worker.pid))
-            under_way.create_task(inflict(fault, place, worker))
-    place.heal()
+            if fault.what in WORKER_FAULTS and not worker.up:
+                continue  # else a slow machine would never serve
+            inflicted.append(InflictedFault(now(), fault, worker.pid))
+            under_way.create_task(inflict(fault, environment, worker))
+    environment.heal()
 
 
-async def inflict(fault: Fault, place: Place, worker: Worker) -> None:
+async def inflict(fault: Fault, environment: Environment, worker: Worker) -> None:
     match fault.what:
         case "worker killed":
             worker.kill()
@@ -115,29 +117,31 @@ async def inflict(fault: Fault, place: Place, worker: Worker) -> None:
             await asyncio.sleep(fault.seconds)
             worker.thaw()
         case "clock set":
-            worker.wall.put(3600 * fault.seconds * (1 if fault.count > 1 else -1))
+            worker.clock.set_offset(3600 * fault.seconds * (1 if fault.count > 1 else -1))
         case "file occupied":
-            await place.occupy(fault.seconds)
+            await environment.occupy(fault.seconds)
         case _:
-            await _inflict_on(place.sites[fault.which % len(place.sites)], fault, place)
+            await _inflict_on(
+                environment.sites[fault.which % len(environment.sites)], fault, environment
+            )
 
 
-async def _inflict_on(site: Site, fault: Fault, place: Place) -> None:
+async def _inflict_on(site: ServerSite, fault: Fault, environment: Environment) -> None:
     match fault.what:
         case "server killed":
-            await place.crash(site, fault.seconds)
+            await environment.crash(site, fault.seconds)
         case "server frozen":
-            await place.stand_still(site, fault.seconds)
+            await environment.freeze(site, fault.seconds)
         case _ if site.proxy is not None:
-            await _inflict_on_way(site.proxy, fault)
+            await _inflict_on_proxy(site.proxy, fault)
 
 
-async def _inflict_on_way(proxy: Proxy, fault: Fault) -> None:
+async def _inflict_on_proxy(proxy: Proxy, fault: Fault) -> None:
     match fault.what:
         case "replies swallowed":
             proxy.replies_lost += fault.count
         case "questions eaten":
-            proxy.questions_lost += fault.count
+            proxy.requests_lost += fault.count
         case "connections reset":
             proxy.reset()
         case "bytes held":

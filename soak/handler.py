@@ -1,5 +1,6 @@
-"""The handler under attack, for each way to be safe. It is written once, as the engine is: a
-generator that yields what it wants done; `hands` do it.
+"""The handler under test, for each way to be safe.
+
+Like the engine it is a generator that yields actions, which `executor` performs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from soak.ledger import Id, Ledger, now
 
 LEASE_S = 1.5
 BRIEF_S = 3.0
-"""How long answers of the route `brief` are kept: some retries come after that."""
+"""How long responses of the route `brief` are stored: some retries come later."""
 BEAT_S = 0.3
 STEPS = ("authorise", "capture", "mail")
 RAISES, TIMES_OUT, ANSWERS, CUT_OFF, UNKNOWN, STEP = HOWS = (
@@ -34,15 +35,15 @@ RAISES, TIMES_OUT, ANSWERS, CUT_OFF, UNKNOWN, STEP = HOWS = (
 )
 """How a run fails, after its effect."""
 LIMIT_S = 2.0
-"""What the application's own limit on time adds to what an order takes."""
+"""How much longer than an order takes the application's own timeout is."""
 JSON = {"content-type": "application/json"}
 JSON_LINES = tuple((name.encode(), value.encode()) for name, value in JSON.items())
 DOUBTED = 4
-"""The application cannot tell of every so many orders what became of them."""
+"""For one in so many orders the application does not know the outcome."""
 
 
-class Broken(RuntimeError):
-    """Leaves the application; everything else that is raised becomes an answer of it."""
+class OrderedFailure(RuntimeError):
+    """An exception that leaves the application; it renders all others as responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a run commits; a message of the same content goes with it."""
+    """What a run commits, together with a message of the same content."""
 
     id: Id
     run: str
@@ -63,39 +64,39 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """In the transaction that was lent."""
+    """Write in the transaction of the atomic mode."""
 
     row: Row
 
 
 @dataclass(frozen=True, slots=True)
 class StepWithin:
-    """In a transaction of the handler's own, together with the step that wrote it."""
+    """Write in the handler's own transaction, together with a step."""
 
     row: Row
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerWithin:
-    """In a transaction of the handler's own, together with the answer."""
+    """Write in the handler's own transaction, together with the response."""
 
     row: Row
     answer: dict[str, Any]
 
 
-Wanted = Pause | Step | Write | StepWithin | AnswerWithin
+Action = Pause | Step | Write | StepWithin | AnswerWithin
 
 _claimed_at: ContextVar[float] = ContextVar("claimed_at")
 
 
 def watch(event: Event) -> None:
-    """Told within the request, as soon as the reply to its claim is there."""
+    """Note when the request's claim succeeded."""
     if isinstance(event, Started):
         _claimed_at.set(now())
 
 
 def policies(ledger: Ledger) -> dict[str, Policy]:
-    """By route. Lapses are not counted: that many end in an unknown outcome has its own tests."""
+    """Return the policies by route. Lapses are unlimited: their limit has its own tests."""
     leased = Policy(lease_s=LEASE_S, lapses_max=10_000)
     named = {
         "rerun": Policy(recovery="rerun"),
@@ -114,9 +115,9 @@ def id_of(attempt: Attempt) -> Id:
 
 
 def handle(ledger: Ledger, order: dict[str, Any]) -> Op[dict[str, Any]]:
-    """One run: it takes its time, fails if it is told to, and leaves lines in the ledger.
+    """Run an order: take its time, write to the ledger, and fail if the order says so.
 
-    What it did is in the ledger before it fails.
+    Effects are in the ledger before the failure.
     """
     attempt, run, claimed_at = current(), uuid.uuid4().hex, _claimed_at.get()
     id_ = id_of(attempt)
@@ -140,7 +141,7 @@ def handle(ledger: Ledger, order: dict[str, Any]) -> Op[dict[str, Any]]:
                 yield from _beats(note, order["seconds"])
             case "ask":
                 yield from _beats(note, order["seconds"])
-                ledger.keep(id_, answer)
+                ledger.record_effect(id_, answer)
                 note("effect", "ask")
                 yield from _beats(note, order["seconds"])
             case "block":
@@ -151,7 +152,7 @@ def handle(ledger: Ledger, order: dict[str, Any]) -> Op[dict[str, Any]]:
         yield from _fail(attempt, how)
         if id_.route == "joined":
             yield AnswerWithin(Row(id_, run, "answer"), answer)
-    except BaseException:  # also of one that is cut off
+    except BaseException:  # also cancellation
         note("failed")
         raise
     note("end")
@@ -170,7 +171,7 @@ def _fail(attempt: Attempt, how: str) -> Op[None]:
             yield Pause(2 * LIMIT_S)
         case "says unknown":
             attempt.unknown()
-    raise Broken("as ordered")
+    raise OrderedFailure("as ordered")
 
 
 def _beats(note: Callable[[str], None], seconds: float) -> Op[None]:
@@ -193,23 +194,23 @@ def _steps(
 
 def _break(effect: Callable[[], None]) -> None:
     effect()
-    raise Broken("as ordered")
+    raise OrderedFailure("as ordered")
 
 
 def find_out(ledger: Ledger, attempt: Attempt) -> Answer | Learned:
-    """What the application knows of an attempt that died."""
+    """Look up what became of an attempt that died."""
     id_ = id_of(attempt)
     if int(id_.key.rpartition("-")[2]) % DOUBTED == 0:
         return Learned.UNKNOWN
-    kept = ledger.kept(id_)
-    if kept is None:
+    answer = ledger.find_effect(id_)
+    if answer is None:
         return Learned.NOT_DONE
-    return Answer(201, JSON_LINES, written(kept))
+    return Answer(201, JSON_LINES, encode(answer))
 
 
 def answer_of(name: str, run: str) -> dict[str, Any]:
     return {"order": name, "run": run}
 
 
-def written(answer: dict[str, Any]) -> bytes:
+def encode(answer: dict[str, Any]) -> bytes:
     return json.dumps(answer).encode()

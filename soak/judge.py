@@ -1,8 +1,8 @@
-"""What broke a promise: found in the ledger, in what callers saw and in the rows, without I/O.
+"""Find broken promises in the ledger, in what callers observed and in the rows, without I/O.
 
-One thing no library can prevent, and it is set aside: a process that stands still between the
-guard's last look at its lease and the handler's first line. Such a run is `belated`: it was claimed
-in time, and its lease was over when it began.
+One thing no library can prevent is left out: a process that is frozen between the guard's last
+check of its lease and the handler's first line. Such a run is belated: it was claimed in time, but
+its lease was over when it began.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ ANSWER, FAILED = "answer", "failed"  # by the handler
 NO_ANSWER, CUT = "no answer in time", "cut off"
 GAVE_UP, ODD = "gave up", "not documented"  # which must not be
 ALWAYS = {Kind.MISMATCH, Kind.STORE_UNAVAILABLE, Kind.UNSETTLED, NO_ANSWER, CUT, GAVE_UP, ODD}
-"""What a caller may be told at any time, or what another rule objects to."""
+"""What a caller may get at any time, or what another rule checks."""
 DOCUMENTED = {ANSWER, FAILED, NO_ANSWER, CUT, *Kind}
 _SLACK_S = 0.005
-"""Stores measure leases by clocks of their own, which run a little faster or slower."""
+"""Stores measure leases by their own clocks, which run a little faster or slower."""
 DOUBTFUL = ("block", "ask", "careful")
 """Routes whose outcome may be unknown."""
 WITH_ROWS = ("atomic", "joined")
 RESOLVED = ("settled", "released")  # by an operator
-OF_NO_RUN = ("published", *RESOLVED)
+WITHOUT_RUN = ("published", *RESOLVED)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One request, and what its caller was told: a refusal's kind, or one of the words above."""
+class Observation:
+    """One request and its result: a refusal's kind, or one of the words above."""
 
     id: Id
     asked: str
@@ -44,18 +44,18 @@ class Seen:
     got: float
     kind: str
     digest: str = ""
-    """Of the answer's bytes."""
-    told: str = ""
-    """The name of the order that the answer is about."""
+    """Of the response's bytes."""
+    received: str = ""
+    """The name of the order in the response."""
     run: str = ""
     stored: bool = True
     marked: bool = False
-    """It failed, and said that a retry does not run it again."""
+    """It failed and said that a retry will not run it again."""
 
 
-T = TypeVar("T", Seen, Entry)
+T = TypeVar("T", Observation, Entry)
 Part = tuple[str, str]
-"""A run, and which of its rows."""
+"""A run and one of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +67,21 @@ class Violation:
 
 @dataclass(slots=True)
 class Run:
-    """All that the ledger has of one run."""
+    """What the ledger has about one run."""
 
     name: str
     began: Entry
     lease_until: float = 0.0
-    """The latest end of its lease that it was told of: it lives until then, at least."""
+    """The latest end of its lease that the handler saw."""
     failed_at: float | None = None
     ended_at: float | None = None
     effects: list[str] = field(default_factory=list)
     effect_at: float = inf
-    """The first of them."""
+    """The time of the first effect."""
     kept: list[str] = field(default_factory=list)
 
     @property
-    def belated(self) -> bool:
+    def is_belated(self) -> bool:
         return self.began.claimed_at < self.began.lease_until <= self.began.at
 
     def failed_before(self, other: Run) -> bool:
@@ -89,9 +89,9 @@ class Run:
 
 
 def runs_of(entries: Iterable[Entry]) -> dict[Id, list[Run]]:
-    """The runs of each operation, in the order in which they began."""
+    """Group runs by operation, in the order they began."""
     runs: dict[str, Run] = {}
-    of_runs = (entry for entry in entries if entry.what not in OF_NO_RUN)
+    of_runs = (entry for entry in entries if entry.what not in WITHOUT_RUN)
     for entry in sorted(of_runs, key=lambda entry: entry.at):
         run = runs.setdefault(entry.run, Run(entry.run, entry))
         run.lease_until = max(run.lease_until, entry.lease_until)
@@ -112,23 +112,23 @@ def runs_of(entries: Iterable[Entry]) -> dict[Id, list[Run]]:
 
 
 def judge(
-    entries: Sequence[Entry], seen: Iterable[Seen], rows: Iterable[Sequence[str]] = ()
+    entries: Sequence[Entry], seen: Iterable[Observation], rows: Iterable[Sequence[str]] = ()
 ) -> list[Violation]:
-    """Every violation, by operation. `rows` are account, route, key, run and part of what was
-    committed.
-    """
+    """List all violations, by operation. `rows` are the committed rows: account, route, key, …"""
     runs = runs_of(entries)
-    told = _by_id(sorted(seen, key=lambda one: one.got))
+    received = _by_id(sorted(seen, key=lambda one: one.got))
     resolved = _by_id(entry for entry in entries if entry.what in RESOLVED)
     published = _by_id(entry for entry in entries if entry.what == "published")
     committed: dict[Id, list[Part]] = defaultdict(list)
     for account, route, key, run, part in rows:
         committed[Id(account, route, key)].append((run, part))
     violations = []
-    for id_ in sorted({*runs, *told, *committed, *published}):
+    for id_ in sorted({*runs, *received, *committed, *published}):
         messages = [(entry.run, entry.step) for entry in published[id_]]
-        case = Case(id_, runs.get(id_, []), told[id_], resolved[id_], committed[id_], messages)
-        violations += [Violation(promise, id_, what) for promise, what in case.objections()]
+        case = OperationHistory(
+            id_, runs.get(id_, []), received[id_], resolved[id_], committed[id_], messages
+        )
+        violations += [Violation(promise, id_, what) for promise, what in case.find_violations()]
     return violations
 
 
@@ -139,45 +139,45 @@ def _by_id(found: Iterable[T]) -> dict[Id, list[T]]:
     return sorted_
 
 
-Objections = Iterator[tuple[str, str]]
+Violations = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One operation: how it ran, in order, and what its callers were told, in order."""
+class OperationHistory:
+    """One operation: its runs and what its callers observed, both in order."""
 
     id: Id
     runs: list[Run]
-    seen: list[Seen]
+    seen: list[Observation]
     resolved: list[Entry]
     committed: list[Part]
     published: list[Part]
 
-    def objections(self) -> Objections:
-        """Each as the promise that was broken, and how."""
-        if self.id.route != "atomic":  # what died or lost is rolled back: its runs are no effects
-            yield from self._owners()
-            yield from self._late()
+    def find_violations(self) -> Violations:
+        """Yield each broken promise, and how."""
+        if self.id.route != "atomic":  # rolled-back runs have no effects
+            yield from self._check_owners()
+            yield from self._check_late_claims()
         if self.id.route == "brief":
-            yield from self._brief()
+            yield from self._check_brief()
         else:
-            yield from self._lasting()
+            yield from self._check_lasting()
         if self.id.route in WITH_ROWS:
-            yield from self._rows()
-            yield from self._messages()
+            yield from self._check_rows()
+            yield from self._check_messages()
         match self.id.route:
             case "block":
-                yield from self._blocked()
+                yield from self._check_block()
             case "ask":
-                yield from self._asked()
+                yield from self._check_ask()
             case "careful":
-                yield from self._careful()
-        yield from self._steps()
-        yield from self._answers()
-        yield from self._endings()
+                yield from self._check_careful()
+        yield from self._check_steps()
+        yield from self._check_answers()
+        yield from self._check_refusals()
 
     @property
-    def answers(self) -> list[Seen]:
+    def answers(self) -> list[Observation]:
         return [one for one in self.seen if one.kind == ANSWER]
 
     def resolved_before(self, moment: float) -> bool:
@@ -185,8 +185,8 @@ class Case:
 
     # ------------------------------------------------------------------------ of the ledger alone
 
-    def _owners(self) -> Objections:
-        for first, second in pairwise(run for run in self.runs if not run.belated):
+    def _check_owners(self) -> Violations:
+        for first, second in pairwise(run for run in self.runs if not run.is_belated):
             if second.began.fence <= first.began.fence:
                 fences = f"{first.began.fence} was followed by {second.began.fence}"
                 yield "P2", f"fences only rise, but {fences}"
@@ -194,23 +194,23 @@ class Case:
             if left_s > _SLACK_S and not first.failed_before(second):
                 yield "P1", f"a second run began while the first had {left_s:.3f} s of its lease"
 
-    def _late(self) -> Objections:
+    def _check_late_claims(self) -> Violations:
         for run in self.runs:
             late_s = run.began.claimed_at - run.began.lease_until
             if late_s >= 0:
                 yield "P1", f"run {run.name} began, though its claim came {late_s:.3f} s too late"
 
     def _released_before(self, run: Run) -> bool:
-        """Whether an operator had said by then that it was not done."""
+        """Whether an operator had released the operation before this run."""
         released = (entry.at for entry in self.resolved if entry.what == "released")
         return any(at <= run.began.at for at in released)
 
     def _releases_before(self, moment: float) -> int:
-        """How often an operator had said by then that it was not done."""
+        """How often an operator had released the operation by then."""
         return sum(entry.what == "released" and entry.at <= moment for entry in self.resolved)
 
-    def _blocked(self) -> Objections:
-        """It ran once, and once more for each time that an operator let it; however a run ended."""
+    def _check_block(self) -> Violations:
+        """It may run once, and once more for each release by an operator."""
         for earlier, run in enumerate(self.runs):
             if earlier > self._releases_before(run.began.at):
                 before = self.runs[earlier - 1]
@@ -222,20 +222,20 @@ class Case:
         if any(one.kind == FAILED and not one.marked for one in self.seen):
             yield "P6", "a caller was told that it failed, and not that no retry runs it again"
 
-    def _asked(self) -> Objections:
-        """Whoever takes over asks first, and is told of every effect that is there by then."""
+    def _check_ask(self) -> Violations:
+        """A takeover asks first, and must learn of every earlier effect."""
         for first, second in combinations(self.runs, 2):
             known = first.effect_at < second.began.claimed_at
             if known and not self._released_before(second):
                 yield "P6", f"run {second.name} began, though run {first.name} was known"
 
-    def _careful(self) -> Objections:
+    def _check_careful(self) -> Violations:
         for first, second in combinations(self.runs, 2):
             if not self._released_before(second):
                 for step in sorted({*first.effects} & {*second.effects}):
                     yield "P6", f"step {step!r} was taken again by run {second.name}"
 
-    def _steps(self) -> Objections:
+    def _check_steps(self) -> Violations:
         for run in self.runs:
             earlier = (other for other in self.runs if other.began.fence < run.began.fence)
             for step in sorted({step for other in earlier for step in other.kept}):
@@ -244,15 +244,15 @@ class Case:
 
     # ----------------------------------------------------------------------------- of the answers
 
-    def _answers(self) -> Objections:
-        for name in sorted({one.run for one in self.answers} - self._ended()):
+    def _check_answers(self) -> Violations:
+        for name in sorted({one.run for one in self.answers} - self._answerable_runs()):
             yield "P4", f"the answer is of run {name}, which did not end"
         for one in self.answers:
-            if one.told != one.asked:
-                yield "P5", f"who asked for {one.asked!r} was answered about {one.told!r}"
+            if one.received != one.asked:
+                yield "P5", f"who asked for {one.asked!r} was answered about {one.received!r}"
 
-    def _ended(self) -> set[str]:
-        """The names of what an answer may be of."""
+    def _answerable_runs(self) -> set[str]:
+        """Return the names of the runs a response may come from."""
         ended = {entry.run for entry in self.resolved if entry.what == "settled"}
         if self.id.route in WITH_ROWS:
             return ended | {run for run, part in self.committed if part == "answer"}
@@ -260,43 +260,43 @@ class Case:
         done = (r for r in self.runs if r.ended_at is not None or (asked and r.effects))
         return ended | {run.name for run in done}
 
-    def _lasting(self) -> Objections:
-        """There is one answer, and for as long as we look."""
-        # What was said not to be recorded gives way to what an operator found out.
+    def _check_lasting(self) -> Violations:
+        """There is one response, for the whole soak."""
+        # A response that was not stored may be replaced by what an operator found out.
         compared = [one for one in self.answers if one.stored or not self.resolved]
         if len({one.digest for one in compared}) > 1:
             yield "P3", f"different answers, of the runs {sorted({o.run for o in compared})}"
         if self.id.route != "atomic":
-            yield from self._again()
-        yield from self._settled()
+            yield from self._check_no_run_after_answer()
+        yield from self._check_final_words()
 
-    def _brief(self) -> Objections:
-        """An answer is kept for a while; then another may replace it, and that for good."""
-        told: dict[str, float] = {}
+    def _check_brief(self) -> Violations:
+        """A response is stored for a while; then another may replace it, for good."""
+        received: dict[str, float] = {}
         for one in self.answers:
-            told.setdefault(one.run, one.got)
-        if len({(one.run, one.digest) for one in self.answers}) > len(told):
+            received.setdefault(one.run, one.got)
+        if len({(one.run, one.digest) for one in self.answers}) > len(received):
             yield "P3", "different answers of one run"
-        answered = [run for run in self.runs if run.name in told]
+        answered = [run for run in self.runs if run.name in received]
         for first, second in product(answered, self.runs):
             until = (first.ended_at or inf) + BRIEF_S - _SLACK_S
-            if told[first.name] < second.began.at < until and not second.belated:
+            if received[first.name] < second.began.at < until and not second.is_belated:
                 early_s = until - second.began.at
                 yield "P3", f"run {second.name} began {early_s:.3f} s before an answer expired"
         for first, second in combinations(answered, 2):
-            if any(o.run == first.name and o.sent > told[second.name] for o in self.answers):
+            if any(o.run == first.name and o.sent > received[second.name] for o in self.answers):
                 yield "P3", f"after the answer of run {second.name} that of {first.name} came back"
 
-    def _again(self) -> Objections:
-        """Nothing begins once an answer was given."""
+    def _check_no_run_after_answer(self) -> Violations:
+        """No run begins after a response was given."""
         recorded = [one.got for one in self.answers if one.stored]
         for run in self.runs:
-            if recorded and run.began.at > recorded[0] and not run.belated:
+            if recorded and run.began.at > recorded[0] and not run.is_belated:
                 late_s = run.began.at - recorded[0]
                 yield "P3", f"run {run.name} began {late_s:.3f} s after an answer was given"
 
-    def _settled(self) -> Objections:
-        """After the last word nobody is told anything else, unless an operator had another."""
+    def _check_final_words(self) -> Violations:
+        """After a final response nothing else follows, unless an operator decided otherwise."""
         for word in (ANSWER, Kind.OUTCOME_UNKNOWN):
             said = [one.got for one in self.seen if one.kind == word and one.stored]
             for one in self.seen:
@@ -305,7 +305,7 @@ class Case:
                 if one.stored and (word == ANSWER or not self.resolved_before(one.got)):
                     yield "P3", f"after {word!s} a retry was told {one.kind!s}"
 
-    def _endings(self) -> Objections:
+    def _check_refusals(self) -> Violations:
         for one in self.seen:
             if one.kind == GAVE_UP:
                 yield "P6", "a caller had no answer, long after nothing failed any more"
@@ -316,14 +316,14 @@ class Case:
 
     # -------------------------------------------------------------------------------- of the rows
 
-    def _rows(self) -> Objections:
+    def _check_rows(self) -> Violations:
         for part, count in Counter(part for _, part in self.committed).items():
             if count > 1:
                 runs = [run for run, other in self.committed if other == part]
                 yield "P2", f"rows of several runs were committed: {runs}"
 
-    def _messages(self) -> Objections:
-        """Published if and only if it was committed; more than once if somebody died."""
+    def _check_messages(self) -> Violations:
+        """A message is published if and only if it was committed; maybe more than once."""
         for run, part in sorted({*self.committed} - {*self.published}):
             yield "outbox", f"the message of run {run} ({part}) was not published"
         for run, part in sorted({*self.published} - {*self.committed}):

@@ -1,6 +1,4 @@
-"""The ledger: what the handlers themselves know of their runs. Whatever oncekey believes, this is
-what happened.
-"""
+"""The ledger: what handlers record about their runs, independently of oncekey."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from typing import Any, NamedTuple
 from oncekey._system.clock import SystemClock
 
 now = SystemClock.boot
-"""The clock that leases are measured by; all processes of a machine share it."""
+"""The clock that measures leases; all processes of a machine share it."""
 SYNCED = ("begin", "effect", "end")
-"""What is on disk before the handler goes on."""
+"""Entries that are on disk before the handler continues."""
 
 
 class Id(NamedTuple):
@@ -41,15 +39,15 @@ class Entry:
     run: str
     fence: int
     claimed_at: float
-    """When oncekey said that the claim is made: it lets nobody begin whose lease was over then."""
+    """When oncekey reported the claim: no run may begin whose lease was over by then."""
     lease_until: float
-    """What the handler is told of its lease now: renewals move it."""
+    """The end of the lease as the handler sees it now: renewals move it."""
     pid: int
     step: str = ""
 
 
 class Ledger:
-    """Lines that processes append to one file, and beside it the effects that can be asked for."""
+    """Appends lines to a file shared by processes, and stores effects that can be looked up."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -73,15 +71,15 @@ class Ledger:
         if what in SYNCED:
             os.fsync(self._file)
 
-    def keep(self, id_: Id, answer: dict[str, Any]) -> None:
-        """The effect is there, whole, for whoever asks. The first one counts."""
+    def record_effect(self, id_: Id, answer: dict[str, Any]) -> None:
+        """Store the effect of an operation, atomically. The first one counts."""
         draft = self._known / answer["run"]
         draft.write_text(json.dumps(answer))
         with contextlib.suppress(FileExistsError):
             os.link(draft, self._known / " ".join(id_))
 
-    def kept(self, id_: Id) -> dict[str, Any] | None:
-        """The effect of this operation, if there was one."""
+    def find_effect(self, id_: Id) -> dict[str, Any] | None:
+        """Return the effect of this operation, if it had one."""
         try:
             answer: dict[str, Any] = json.loads((self._known / " ".join(id_)).read_text())
         except FileNotFoundError:
@@ -91,5 +89,5 @@ class Ledger:
 
 def read(path: Path) -> Iterator[Entry]:
     for line in path.read_text().splitlines() if path.exists() else ():
-        told = json.loads(line)
-        yield Entry(**{**told, "id": Id(*told["id"])})
+        fields = json.loads(line)
+        yield Entry(**{**fields, "id": Id(*fields["id"])})

@@ -1,4 +1,4 @@
-"""One process on the way from an outbox to an inbox: it puts messages, publishes or handles them.
+"""A process of the message soak: it puts, publishes or handles messages.
 
 python -m soak.messenger ROLE SETTINGS STORE_URL BROKER_URL LEDGER MARK LISTENING_FD
 """
@@ -23,10 +23,10 @@ from oncekey import Policy, Runtime, current
 from oncekey.messaging import Inbox, Limits, Message, Outbox, Publisher, Then
 from oncekey.messaging.faststream import OnceMiddleware, own_id, publish_to
 from soak import drivers, engines
+from soak.clock import SkewedClock
 from soak.handler import LEASE_S
 from soak.ledger import Id, Ledger
 from soak.settings import Settings
-from soak.wall import Wall
 from tests.messaging.brokers import BROKERS, NACK
 
 ROLES = ("put", "publish", "handle", "handle-within")
@@ -57,11 +57,11 @@ class Messenger:
         self._outbox = Outbox(engines.open_database(url))
 
     async def work(self, role: str, mark: Path) -> None:
-        """Until it is killed. The mark says that it has begun."""
+        """Work until killed. The mark file says that it has begun."""
         begin = {"put": self._put, "publish": self._publish}.get(role)
-        going_on = await (begin() if begin else self._handle(within=role == "handle-within"))
+        running = await (begin() if begin else self._handle(within=role == "handle-within"))
         await asyncio.to_thread(mark.write_text, str(os.getpid()))
-        await going_on
+        await running
 
     # ---------------------------------------------------------------------------------- putting
 
@@ -71,7 +71,7 @@ class Messenger:
     def _keep_putting(self) -> None:
         chance = Random()
         while True:
-            with suppress(Exception):  # the database is away, or the way to it
+            with suppress(Exception):  # the database is unreachable
                 self._put_many(chance)
             time.sleep(_AWAY_S)
 
@@ -82,7 +82,7 @@ class Messenger:
                 time.sleep(chance.uniform(0, 2 * _PUT_EVERY_S))
 
     def _put_one(self, connection: Any, chance: Random) -> None:
-        """A row, and a message that tells of it; or neither."""
+        """Commit a row and a message about it; or neither."""
         name, cursor = chance.choice(KEYS), connection.cursor()
         cursor.execute(f"UPDATE counters SET n = n + 1 WHERE name = '{name}'")  # and hold its row
         cursor.execute(f"SELECT n FROM counters WHERE name = '{name}'")
@@ -96,7 +96,7 @@ class Messenger:
     # ------------------------------------------------------------------------------- publishing
 
     async def _publish(self) -> Any:
-        broker = await self._started()
+        broker = await self._start_broker()
         send = publish_to(broker, **self._line.options(TOPIC))
 
         async def publish(message: Message) -> None:
@@ -104,17 +104,17 @@ class Messenger:
             self._ledger.note("published", Id(TOPIC, name, message.id), n)
             await send(message)
 
-        # Few attempts, soon used up: an outage must be no message's fault.
+        # Few attempts: an outage must not use up those of a message.
         limits = Limits(lease_s=LEASE_S, attempts_max=10, retry_s_max=0.5)
         return Publisher(self._outbox, publish, limits=limits).run()
 
-    async def _started(self, work: Any = None, middlewares: Sequence[Any] = ()) -> Any:
-        """A broker's client; with `work`, one that consumes."""
+    async def _start_broker(self, work: Any = None, middlewares: Sequence[Any] = ()) -> Any:
+        """Start a broker's client; with `work`, a consumer."""
         while True:
             client = self._line.broker(self._broker_url, middlewares=middlewares)
             for subscriber in self._line.subscribe(client, TOPIC, NACK) if work else ():
                 subscriber(work)
-            with suppress(Exception):  # it is away
+            with suppress(Exception):  # the broker is unreachable
                 await client.start()
                 return client
             await asyncio.sleep(_AWAY_S)
@@ -128,14 +128,16 @@ class Messenger:
         driver = drivers.open_driver(settings.driver, settings.engine, self._url)
         assert isinstance(driver, drivers.Blocking)
         if within:
-            await self._started(_within(driver, Inbox(runtime, name=_INBOX, policy=policy)))
+            await self._start_broker(
+                _handle_within(driver, Inbox(runtime, name=_INBOX, policy=policy))
+            )
         else:
             once = OnceMiddleware(runtime, policy=policy, name=lambda subscriber: _INBOX)
-            await self._started(_leased(driver), [once])
+            await self._start_broker(_handle_leased(driver), [once])
         return asyncio.Event().wait()
 
 
-def _leased(driver: drivers.Blocking) -> Any:
+def _handle_leased(driver: drivers.Blocking) -> Any:
     async def handle(body: str, message: Any = _DELIVERED) -> None:
         with driver.transaction() as connection:
             _effect(driver, connection, message)
@@ -144,15 +146,15 @@ def _leased(driver: drivers.Blocking) -> Any:
     return handle
 
 
-def _within(driver: drivers.Blocking, inbox: Inbox) -> Any:
-    def handled(message: Any) -> Then:
+def _handle_within(driver: drivers.Blocking, inbox: Inbox) -> Any:
+    def handle_sync(message: Any) -> Then:
         with driver.transaction() as connection:
             effect = partial(_effect, driver, connection, message)
             id_ = str(own_id(message))
             return inbox.handle_in_sync(connection, id_, effect, payload=message.body).then
 
     async def handle(body: str, message: Any = _DELIVERED) -> None:
-        match await asyncio.to_thread(handled, message):
+        match await asyncio.to_thread(handle_sync, message):
             case Then.REDELIVER:
                 raise NackMessage
             case Then.DEAD_LETTER:
@@ -168,7 +170,7 @@ def _effect(driver: drivers.Blocking, connection: Any, message: Any) -> None:
 
 def main() -> None:
     role, text, url, broker_url, ledger, mark, _ = sys.argv[1:]
-    Wall(Path(mark).with_suffix(".wall")).follow()
+    SkewedClock(Path(mark).with_suffix(".wall")).install()
     messenger = Messenger(Settings.of_text(text), url, broker_url, Ledger(ledger))
     asyncio.run(messenger.work(role, Path(mark)))
 

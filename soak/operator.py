@@ -18,7 +18,7 @@ from oncekey.stores.batching import Gatherer
 from oncekey.stores.connection import StoreConnection
 from soak import engines
 from soak.calls import OPERATIONS
-from soak.handler import JSON_LINES, answer_of, written
+from soak.handler import JSON_LINES, answer_of, encode
 from soak.ledger import Id, Ledger
 from soak.settings import Settings
 
@@ -27,7 +27,7 @@ _SWEEP_ROWS_MAX = 1000
 
 
 class Operator:
-    """Reaches the store directly. What it does stands in the ledger before it is done."""
+    """Reaches the store directly. It writes to the ledger before it acts."""
 
     def __init__(self, settings: Settings, url: str, book: Path) -> None:
         self._store = engines.open_store(url, sealed=settings.sealed)
@@ -36,13 +36,11 @@ class Operator:
         self._count = itertools.count(1)
 
     async def resolve(self, id_: Id, name: str, *, released: bool) -> None:
-        """Let it run again, or say what its retries get. Nothing where the store is down, or
-        somebody was quicker.
-        """
+        """Release an unknown outcome, or settle it with a response, unless the store is down."""
         await asyncio.to_thread(self._resolve, id_, name, released)
 
     async def keep_sweeping(self) -> None:
-        """Remove what has expired, until cancelled: more often than the workers do."""
+        """Sweep expired records until cancelled, more often than the workers do."""
         while True:
             await asyncio.to_thread(self._sweep)
             await asyncio.sleep(_SWEEP_EVERY_S)
@@ -53,7 +51,7 @@ class Operator:
 
     def _resolve(self, id_: Id, name: str, released: bool) -> None:
         by = f"operator-{next(self._count)}"
-        answer = None if released else Answer(201, JSON_LINES, written(answer_of(name, by)))
+        answer = None if released else Answer(201, JSON_LINES, encode(answer_of(name, by)))
         with (
             closing(StoreConnection(self._store)) as line,
             closing(Gatherer(self._store)) as gatherer,

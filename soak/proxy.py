@@ -1,4 +1,4 @@
-"""The way to the store, which loses what is said on it."""
+"""A proxy in front of the store that loses requests and replies."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _CHUNK_BYTES = 65_536
 _RESET = struct.pack("ii", 1, 0)  # linger on, for no time: closing sends a reset
 
 
-Line = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
-"""To whoever asks, and to the store."""
+ConnectionPair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
+"""The connections to the client and to the store."""
 
 
 class Proxy:
-    """Carries bytes from a port of its own to the store's, both on the loopback address."""
+    """Forwards bytes from its own port to the store's, both on loopback."""
 
     def __init__(self, to_port: int) -> None:
         self._to_port = to_port
-        self._lines: dict[asyncio.Task[None] | None, Line] = {}
+        self._connections: dict[asyncio.Task[None] | None, ConnectionPair] = {}
         self.flowing = asyncio.Event()
-        """While it is cleared nothing is carried; nothing is lost by that."""
+        """While it is cleared nothing is forwarded, but nothing is lost."""
         self.replies_lost = 0
-        """How many of the next replies are swallowed: the store has done what it was asked."""
-        self.questions_lost = 0
-        """How many of the next questions do not arrive."""
+        """How many of the next replies to drop, after the store has executed the request."""
+        self.requests_lost = 0
+        """How many of the next requests to drop."""
 
     async def start(self) -> Self:
         self.flowing.set()
@@ -37,32 +37,32 @@ class Proxy:
         return self
 
     def reset(self) -> None:
-        """Cut every connection, wherever its bytes are."""
-        for line in self._lines.values():
+        """Reset every connection, whatever is in transit."""
+        for line in self._connections.values():
             _cut(line)
 
     async def close(self) -> None:
         self._server.close()
         self.flowing.set()
         self.reset()
-        await asyncio.gather(*(task for task in self._lines if task is not None))
+        await asyncio.gather(*(task for task in self._connections if task is not None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
-        except OSError:  # the server is down, and says so
+        except OSError:  # the server is down: refuse, too
             _reset(writer)
             return
         line = (writer, far_writer)
-        self._lines[asyncio.current_task()] = line
+        self._connections[asyncio.current_task()] = line
         carried = {
-            asyncio.create_task(self._carry(reader, far_writer, self._loses_question)),
+            asyncio.create_task(self._carry(reader, far_writer, self._loses_request)),
             asyncio.create_task(self._carry(far_reader, writer, self._loses_reply)),
         }
         await asyncio.wait(carried, return_when=asyncio.FIRST_COMPLETED)
-        _cut(line)  # which ends the other direction, too
+        _cut(line)  # which also ends the other direction
         await asyncio.wait(carried)
-        del self._lines[asyncio.current_task()]
+        del self._connections[asyncio.current_task()]
 
     async def _carry(
         self,
@@ -74,7 +74,7 @@ class Proxy:
             while data := await source.read(_CHUNK_BYTES):
                 await self.flowing.wait()
                 if loses():
-                    return  # and its connection is lost with it
+                    return  # and close the connection with it
                 target.write(data)
                 await target.drain()
 
@@ -82,12 +82,12 @@ class Proxy:
         lost, self.replies_lost = self.replies_lost > 0, max(self.replies_lost - 1, 0)
         return lost
 
-    def _loses_question(self) -> bool:
-        lost, self.questions_lost = self.questions_lost > 0, max(self.questions_lost - 1, 0)
+    def _loses_request(self) -> bool:
+        lost, self.requests_lost = self.requests_lost > 0, max(self.requests_lost - 1, 0)
         return lost
 
 
-def _cut(line: Line) -> None:
+def _cut(line: ConnectionPair) -> None:
     for writer in line:
         _reset(writer)
 

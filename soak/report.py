@@ -1,4 +1,4 @@
-"""What a soak tells: a summary of what happened, and the timelines of what went wrong."""
+"""The report of a soak: a summary, and timelines of what went wrong."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from soak.faults import OF_WORKERS, Befell
-from soak.judge import OF_NO_RUN, Seen, Violation
+from soak.faults import WORKER_FAULTS, InflictedFault
+from soak.judge import WITHOUT_RUN, Observation, Violation
 from soak.ledger import Entry, Id
 
 _TIMELINES_MAX = 3
 _AROUND_S = 3.0
-"""Faults are shown that were near."""
+"""How near a fault must be to be shown."""
 _RUN_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """All that is known when a soak is over."""
+class SoakResult:
+    """The result of a soak."""
 
     began: float
     entries: Sequence[Entry]
-    seen: Sequence[Seen]
-    faults: Sequence[Befell]
+    seen: Sequence[Observation]
+    faults: Sequence[InflictedFault]
     violations: Sequence[Violation]
 
     @property
     def runs(self) -> Counter[str]:
-        """How many of each route."""
+        """The number of runs by route."""
         return Counter(entry.id.route for entry in self.entries if entry.what == "begin")
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: SoakResult) -> str:
     counts = {
         "requests": Counter(one.kind for one in outcome.seen),
         "keys": Counter(route for _, route, _ in {one.id for one in outcome.seen}),
@@ -49,8 +49,8 @@ def row(name: str, counted: Counter[str]) -> str:
     return f"  {name:<10} {counted.total():>7,}   {parts}".rstrip()
 
 
-def complaints(outcome: Outcome) -> str:
-    """Every violation; and of the first operations that had one, all that happened to it."""
+def complaints(outcome: SoakResult) -> str:
+    """List all violations, and the timelines of the first operations that have one."""
     lines = [f"{one.promise} {' '.join(one.id)}: {one.what}" for one in outcome.violations]
     concerned = list(dict.fromkeys(one.id for one in outcome.violations))[:_TIMELINES_MAX]
     for id_ in concerned:
@@ -59,8 +59,8 @@ def complaints(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def timeline(outcome: Outcome, id_: Id) -> list[tuple[float, str]]:
-    """What happened to one operation, and around it, in order."""
+def timeline(outcome: SoakResult, id_: Id) -> list[tuple[float, str]]:
+    """List what happened to an operation and around it, in order."""
     moments = [*_runs(outcome, id_), *_calls(one for one in outcome.seen if one.id == id_)]
     if not moments:
         return []
@@ -69,12 +69,12 @@ def timeline(outcome: Outcome, id_: Id) -> list[tuple[float, str]]:
     return sorted(moments)
 
 
-def _runs(outcome: Outcome, id_: Id) -> Iterator[tuple[float, str]]:
+def _runs(outcome: SoakResult, id_: Id) -> Iterator[tuple[float, str]]:
     for entry in outcome.entries:
         if entry.id != id_ or entry.what == "beat":
             continue
         what = f"run {entry.run[:_RUN_CHARS]}: {entry.what} {entry.step}".rstrip()
-        if entry.what in OF_NO_RUN:
+        if entry.what in WITHOUT_RUN:
             yield entry.at, what
             continue
         lease = f"its lease until {entry.lease_until - outcome.began:.3f}"
@@ -83,15 +83,15 @@ def _runs(outcome: Outcome, id_: Id) -> Iterator[tuple[float, str]]:
         yield entry.at, f"{what}; {lease}, fence {entry.fence}, worker {entry.pid}"
 
 
-def _fault(one: Befell) -> str:
-    whose = f" ({one.pid})" if one.fault.what in OF_WORKERS else ""
+def _fault(one: InflictedFault) -> str:
+    whose = f" ({one.pid})" if one.fault.what in WORKER_FAULTS else ""
     return f"    {one.fault.what}{whose}, {one.fault.seconds:g} s"
 
 
-def _calls(seen: Iterable[Seen]) -> Iterator[tuple[float, str]]:
+def _calls(seen: Iterable[Observation]) -> Iterator[tuple[float, str]]:
     for one in seen:
         run = f" of run {one.run[:_RUN_CHARS]}" if one.run else ""
         mark = "" if one.stored else ", not stored"
         mark += ", and that no retry runs" if one.marked else ""
-        waited = f"who asked {one.got - one.sent:.3f} s ago for {one.asked!r}"
-        yield one.got, f"  {waited} is told: {one.kind}{run}{mark}"
+        waited = f"a caller who sent {one.asked!r} {one.got - one.sent:.3f} s ago"
+        yield one.got, f"  {waited} gets: {one.kind}{run}{mark}"

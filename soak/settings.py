@@ -1,4 +1,4 @@
-"""What one soak is about. The command line says it, and every worker is told."""
+"""Settings of a soak, from the command line, passed on to every worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from random import Random
 from soak import drivers, engines
 
 KINDS = ("asgi", "wsgi", "once", "once-sync", "inbox", "inbox-sync")
-"""The edges that orders come in by: the middlewares, guarded functions, and an inbox."""
+"""How orders come in: by a middleware, a guarded function or an inbox."""
 BLOCKING = ("wsgi", "once-sync", "inbox-sync")
 BROKERS = ("rabbitmq", "nats", "kafka", "redis")
 
@@ -23,16 +23,16 @@ class Settings:
     engine: str
     kind: str
     driver: str
-    """By which handlers write rows of their own; none where the engine has no rows."""
+    """The driver that handlers write rows with; empty if the engine has no rows."""
     sealed: bool
     seconds: float
     seed: int
     broker: str = ""
-    """Where messages go through one, from an outbox to an inbox, instead of orders."""
+    """If set, messages go from an outbox through it to an inbox, instead of orders."""
 
     @property
     def command(self) -> str:
-        """That does the same again, as far as chance can be planned."""
+        """The command that repeats this soak, as far as the seed determines it."""
         what = f"--engine {self.engine} "
         what += f"--broker {self.broker}" if self.broker else f"--kind {self.kind}"
         what += f" --driver {self.driver}" if self.driver else ""
@@ -57,25 +57,25 @@ class Settings:
 
 
 def read(words: Sequence[str] | None, description: str | None) -> Settings:
-    """From the command line. What is not said is chosen by the seed."""
+    """Read the command line. The seed chooses what is not given."""
     parser = argparse.ArgumentParser(prog="./dev soak", description=description)
     parser.add_argument("--engine", choices=engines.ENGINES, default="sqlite")
     parser.add_argument("--kind", choices=KINDS, default="asgi")
     parser.add_argument("--broker", choices=BROKERS, default="", help="from outbox to inbox")
-    parser.add_argument("--driver", choices=sorted(drivers.KINDS), help="of the handlers' rows")
+    parser.add_argument("--driver", choices=sorted(drivers.KINDS), help="for the handlers' rows")
     parser.add_argument("--sealed", action="store_true", help="records are encrypted")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long there are faults")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to inject faults")
     parser.add_argument("--seed", type=int, help="of orders and faults (default: a new one)")
-    given = parser.parse_args(words)
-    if not 0 < given.seconds < inf:
-        parser.error("--seconds: give a time to soak for, such as 60")
-    seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
-    blocking = given.kind in BLOCKING or bool(given.broker)
-    fitting = drivers.fitting(given.engine, blocking=blocking)
-    if given.broker and not fitting:
-        parser.error(f"--broker: an outbox is in one of {', '.join(engines.ROWS)}")
-    if given.driver and given.driver not in fitting:
-        parser.error(f"--driver here: {', '.join(fitting) or 'there are no rows'}")
-    driver = given.driver or Random(seed).choice(fitting or [""])
-    what = given.engine, given.kind, driver, given.sealed
-    return Settings(*what, given.seconds, seed, given.broker)
+    args = parser.parse_args(words)
+    if not 0 < args.seconds < inf:
+        parser.error("--seconds: give a duration, such as 60")
+    seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
+    blocking = args.kind in BLOCKING or bool(args.broker)
+    possible = drivers.matching_drivers(args.engine, blocking=blocking)
+    if args.broker and not possible:
+        parser.error(f"--broker: an outbox needs one of {', '.join(engines.ROWS)}")
+    if args.driver and args.driver not in possible:
+        parser.error(f"--driver here: {', '.join(possible) or 'there are no rows'}")
+    driver = args.driver or Random(seed).choice(possible or [""])
+    what = args.engine, args.kind, driver, args.sealed
+    return Settings(*what, args.seconds, seed, args.broker)

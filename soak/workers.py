@@ -1,4 +1,4 @@
-"""The processes that serve the application: started, killed, replaced, frozen and thawed."""
+"""Worker processes of the application: start, kill, replace, freeze and thaw them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from soak.wall import Wall
+from soak.clock import SkewedClock
 
 ROOT = Path(__file__).parent.parent
 _LOG_CHARS_MAX = 3000
 
 
 class Worker:
-    """One process. Its port stays open and its own over all lives: whoever calls while it is down
-    waits until it is back.
-    """
+    """A worker process. Its port stays open over restarts: callers wait while it is down."""
 
     def __init__(
         self, arguments: Sequence[str], log: Path, module: str = "soak.application"
     ) -> None:
-        """`arguments` are those of the module, without the last two. What a worker leaves lies
-        beside its log.
-        """
+        """`arguments` are the module's, without the last two. Other files lie beside the log."""
         self._module = module
         self._arguments = arguments
         self._log = log
         self._mark = log.with_suffix(".up")
-        self.wall = Wall(log.with_suffix(".wall"))
+        self.clock = SkewedClock(log.with_suffix(".wall"))
         self._stopping = False
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
@@ -43,13 +39,13 @@ class Worker:
 
     @property
     def up(self) -> bool:
-        """Whether it serves already."""
+        """Whether it serves."""
         return self._mark.exists() and self._mark.read_text() == str(self.pid)
 
     def start(self) -> None:
         descriptor = self._listening.fileno()
-        # The kernel kills it when we end, even by SIGKILL; a session of its own keeps Ctrl-C
-        # from reaching it before us.
+        # The kernel kills it when this process ends, even by SIGKILL; a separate session keeps
+        # Ctrl-C from reaching it first.
         guard = shutil.which("setpriv")
         command = [guard, "--pdeathsig", "KILL"] if guard else []
         command += [sys.executable, "-m", self._module, *self._arguments]
@@ -66,12 +62,12 @@ class Worker:
             )
 
     def kill(self) -> None:
-        """At once, frozen or not."""
+        """Kill the process, frozen or not."""
         self._process.kill()
         self._process.wait()
 
     def replace(self, seconds_max: float) -> None:
-        """As a deployment does: it is asked to end, and killed if that takes too long."""
+        """Restart like a deployment: SIGTERM, then SIGKILL if it takes too long."""
         old, self._stopping = self._process, True
         old.terminate()
         try:
@@ -79,7 +75,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             old.kill()
             old.wait()
-        if self._process is old:  # else it was killed meanwhile, and the next one serves already
+        if self._process is old:  # else it was killed meanwhile and restarted already
             self.start()
         self._stopping = False
 
@@ -90,10 +86,12 @@ class Worker:
         self._process.send_signal(signal.SIGCONT)
 
     def check(self) -> None:
-        """Raise if it ended and nobody ended it."""
+        """Raise if it ended by itself."""
         if self._process.poll() is not None and not self._stopping:
-            said = self._log.read_text(errors="replace")[-_LOG_CHARS_MAX:]
-            raise RuntimeError(f"worker {self.pid} ended with {self._process.returncode}:\n{said}")
+            output = self._log.read_text(errors="replace")[-_LOG_CHARS_MAX:]
+            raise RuntimeError(
+                f"worker {self.pid} ended with {self._process.returncode}:\n{output}"
+            )
 
     def close(self) -> None:
         self.kill()

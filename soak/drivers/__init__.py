@@ -1,7 +1,7 @@
-"""The drivers by which handlers write rows beside their records: each lends transactions, to the
-middleware's atomic mode and to whoever opens one.
+"""The drivers that handlers write rows with, in the middleware's atomic mode or in transactions of
+their own.
 
-A worker imports only the one that it uses: whoever was killed is back sooner.
+A worker imports only the one it uses, so that it restarts sooner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POOL_MAX = 8
 
 
 class Driver(ABC):
-    """One driver on one database. It connects to nothing before it is used."""
+    """One driver on one database. It connects on first use."""
 
     def __init__(self, engine: str, url: str) -> None:
         self.engine = engine
@@ -26,13 +26,13 @@ class Driver(ABC):
 
     @abstractmethod
     def adapter(self) -> Any:
-        """What the middleware takes as `atomic=`."""
+        """Return what the middleware takes as `atomic=`."""
 
 
 class Blocking(Driver):
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
-        """A connection or session with a transaction that is committed at the end."""
+        """Open a connection or session with a transaction that commits at the end."""
 
     def execute(self, connection: Any, statement: str) -> None:
         connection.cursor().execute(statement)
@@ -41,38 +41,38 @@ class Blocking(Driver):
 class Awaited(Driver):
     @abstractmethod
     async def open(self) -> None:
-        """Make what needs the event loop."""
+        """Create what needs the event loop."""
 
     @abstractmethod
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """As those of `Blocking`."""
+        """Open a transaction, like `Blocking.transaction`."""
 
     async def execute(self, connection: Any, statement: str) -> None:
         await connection.execute(statement)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Where a driver is, and whose SQL it speaks."""
+class DriverKind:
+    """Where a driver is defined, and which engines it supports."""
 
     module: str
     name: str
     awaited: bool
     rows: tuple[str, ...]
     bound: bool = False
-    """Whether a connection stays in the thread that made it: there is no event loop for it."""
+    """Whether a connection is bound to the thread that opened it, so no event loop can use it."""
 
 
 KINDS = {
-    "sqlite3": Kind("sqlite", "Sqlite3", False, ("sqlite",)),
-    "psycopg": Kind("psycopg", "Psycopg", False, ("postgres",)),
-    "pymysql": Kind("mysql", "PyMySQL", False, ("mysql",)),
-    "sqlalchemy": Kind("sqlalchemy", "SQLAlchemy", False, ("sqlite", "postgres", "mysql")),
-    "django": Kind("django", "Django", False, ("sqlite", "postgres", "mysql"), bound=True),
-    "asyncpg": Kind("asyncpg", "Asyncpg", True, ("postgres",)),
-    "async-psycopg": Kind("psycopg", "AsyncPsycopg", True, ("postgres",)),
-    "asyncmy": Kind("mysql", "Asyncmy", True, ("mysql",)),
-    "async-sqlalchemy": Kind("sqlalchemy", "AsyncSQLAlchemy", True, ("postgres", "mysql")),
+    "sqlite3": DriverKind("sqlite", "Sqlite3", False, ("sqlite",)),
+    "psycopg": DriverKind("psycopg", "Psycopg", False, ("postgres",)),
+    "pymysql": DriverKind("mysql", "PyMySQL", False, ("mysql",)),
+    "sqlalchemy": DriverKind("sqlalchemy", "SQLAlchemy", False, ("sqlite", "postgres", "mysql")),
+    "django": DriverKind("django", "Django", False, ("sqlite", "postgres", "mysql"), bound=True),
+    "asyncpg": DriverKind("asyncpg", "Asyncpg", True, ("postgres",)),
+    "async-psycopg": DriverKind("psycopg", "AsyncPsycopg", True, ("postgres",)),
+    "asyncmy": DriverKind("mysql", "Asyncmy", True, ("mysql",)),
+    "async-sqlalchemy": DriverKind("sqlalchemy", "AsyncSQLAlchemy", True, ("postgres", "mysql")),
 }
 
 
@@ -83,8 +83,8 @@ def open_driver(name: str, engine: str, url: str) -> Blocking | Awaited:
     return opened
 
 
-def fitting(engine: str, *, blocking: bool) -> list[str]:
-    """The names of those that reach an engine's rows, from where there is an event loop or not."""
+def matching_drivers(engine: str, *, blocking: bool) -> list[str]:
+    """List the drivers for an engine's rows, blocking ones or those for an event loop."""
     rows = engines.ROWS.get(engine)
     return [
         name

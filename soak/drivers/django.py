@@ -1,4 +1,4 @@
-"""Django's connections. They belong to threads, and go with them."""
+"""Django's connections, which belong to threads."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Django(Blocking):
     def __init__(self, engine: str, url: str) -> None:
         super().__init__(engine, url)
         pymysql.install_as_MySQLdb()
-        rows, place = engines.ROWS[engine], engines.address(url)
+        rows, environment = engines.ROWS[engine], engines.address(url)
         database: dict[str, Any] = {
             "ENGINE": f"django.db.backends.{_BACKENDS[rows]}",
-            "NAME": place.path[1:],
+            "NAME": environment.path[1:],
             "OPTIONS": _OPTIONS[rows],
         }
         if rows != "sqlite":
-            database |= {"HOST": place.hostname, "PORT": str(place.port)}
-            database |= {"USER": place.username, "PASSWORD": place.password or ""}
+            database |= {"HOST": environment.hostname, "PORT": str(environment.port)}
+            database |= {"USER": environment.username, "PASSWORD": environment.password or ""}
         settings.configure(DATABASES={"default": database})
         django.setup()
 

@@ -21,7 +21,7 @@ class PyMySQL(Blocking):
     def transaction(self) -> Iterator[Any]:
         with closing(engines.connect(self.engine, self.url)) as connection:
             yield connection
-            connection.commit()  # what is closed before is rolled back
+            connection.commit()  # closing without it rolls back
 
 
 class Asyncmy(Awaited):

@@ -39,7 +39,7 @@ class AsyncSQLAlchemy(Awaited):
         self._sessions = sqlalchemy_async.async_sessionmaker(made)
 
     async def open(self) -> None:
-        """Its engine is made already."""
+        """Do nothing: the engine exists already."""
 
     def adapter(self) -> Any:
         return atomic.AsyncSQLAlchemy(self._sessions)

@@ -20,4 +20,4 @@ class Sqlite3(Blocking):
         with closing(engines.connect(self.engine, self.url)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
-            connection.commit()  # what is closed before is rolled back
+            connection.commit()  # closing without it rolls back

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soak import delivery, report
-from soak.delivery import Left, judge
+from soak.delivery import Leftover, judge
 from soak.ledger import Entry, Id
 from soak.messenger import NO_KEY, TOPIC
 from soak.settings import read
@@ -21,7 +21,7 @@ def published(*ids: str) -> list[Entry]:
     return [Entry("published", float(at), id_, "", 0, 0, 0, 1) for at, id_ in enumerate(ids_)]
 
 
-def found(handled: list[str], sent: list[str], left: list[Left] | None = None) -> list[str]:
+def found(handled: list[str], sent: list[str], left: list[Leftover] | None = None) -> list[str]:
     return [one.what for one in judge(PUT, handled, published(*sent), left or [])]
 
 
@@ -35,7 +35,7 @@ def test_what_is_wrong_is_told() -> None:
     assert found([*every, "a1"], every) == ["was handled 2 times"]
     assert found([*every, "ghost"], every) == ["was never committed, and left"]
     assert found(every, [*every, "ghost"]) == ["was never committed, and left"]
-    assert found(every, every, [Left("a1", "refused")]) == ["is still in the outbox: refused"]
+    assert found(every, every, [Leftover("a1", "refused")]) == ["is still in the outbox: refused"]
     assert found(every, ["a2", "a1", "b1", "b2"]) == ["left as [2, 1]"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from soak import engines
 from soak.clients import order_of
-from soak.faults import OF_CLOCKS, OF_WORKERS, of_store, plan
+from soak.faults import CLOCK_FAULTS, WORKER_FAULTS, plan, store_faults
 from soak.handler import HOWS, STEP
 
 
@@ -15,8 +15,8 @@ def test_a_seed_plans_the_same_faults(engine: str) -> None:
     planned = plan(7, 300.0, engine)
     assert planned == plan(7, 300.0, engine)
     assert planned != plan(8, 300.0, engine)
-    clocks = () if engine == "sqlite" else OF_CLOCKS
-    assert {fault.what for fault in planned} == {*OF_WORKERS, *of_store(engine), *clocks}
+    clocks = () if engine == "sqlite" else CLOCK_FAULTS
+    assert {fault.what for fault in planned} == {*WORKER_FAULTS, *store_faults(engine), *clocks}
     assert {fault.which % 6 for fault in planned} == {*range(6)}
     assert all(0 <= fault.after_s < 300 for fault in planned)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from soak.judge import ANSWER, CUT, FAILED, GAVE_UP, NO_ANSWER, ODD, Seen, judge
+from soak.judge import ANSWER, CUT, FAILED, GAVE_UP, NO_ANSWER, ODD, Observation, judge
 from soak.ledger import Entry, Id
 
 LEASE_S = 1.5
@@ -22,31 +22,33 @@ NAME = "account-0 order-1"
 
 def line(what: str, at: float, run: str = "a", fence: int = 1, **more: object) -> Entry:
     """A line of a run that was claimed when it begins, unless more is said."""
-    told = {"id": RERUN, "claimed_at": at, "lease_until": at + LEASE_S, "pid": 7, **more}
-    return Entry(what=what, at=at, run=run, fence=fence, **told)  # type: ignore[arg-type]
+    fields = {"id": RERUN, "claimed_at": at, "lease_until": at + LEASE_S, "pid": 7, **more}
+    return Entry(what=what, at=at, run=run, fence=fence, **fields)  # type: ignore[arg-type]
 
 
-def seen(kind: str, sent: float, run: str = "", **more: object) -> Seen:
-    told = {"id": RERUN, "asked": NAME, "got": sent + 0.1, **more}
+def seen(kind: str, sent: float, run: str = "", **more: object) -> Observation:
+    fields = {"id": RERUN, "asked": NAME, "got": sent + 0.1, **more}
     if kind == ANSWER:
-        told = {"digest": f"of {run}", "told": NAME, **told}
-    return Seen(sent=sent, kind=kind, run=run, **told)  # type: ignore[arg-type]
+        fields = {"digest": f"of {run}", "received": NAME, **fields}
+    return Observation(sent=sent, kind=kind, run=run, **fields)  # type: ignore[arg-type]
 
 
 GOOD_RUN = [line("begin", 1.0), line("beat", 1.3), line("end", 1.6)]
 
 
 def promises(
-    entries: list[Entry], told: list[Seen] | None = None, rows: Sequence[Sequence[str]] = ()
+    entries: list[Entry],
+    received: list[Observation] | None = None,
+    rows: Sequence[Sequence[str]] = (),
 ) -> list[str]:
-    return [violation.promise for violation in judge(entries, told or [], rows)]
+    return [violation.promise for violation in judge(entries, received or [], rows)]
 
 
 def test_what_goes_well_is_not_objected_to() -> None:
-    told = [seen("in-flight", 1.1), seen(NO_ANSWER, 1.0), seen(ANSWER, 1.55, "a")]
-    told += [seen(ANSWER, 3.0, "a"), seen("mismatch", 3.0), seen("store-unavailable", 4.0)]
-    told += [seen(CUT, 5.0)]
-    assert promises(GOOD_RUN, told) == []
+    received = [seen("in-flight", 1.1), seen(NO_ANSWER, 1.0), seen(ANSWER, 1.55, "a")]
+    received += [seen(ANSWER, 3.0, "a"), seen("mismatch", 3.0), seen("store-unavailable", 4.0)]
+    received += [seen(CUT, 5.0)]
+    assert promises(GOOD_RUN, received) == []
 
 
 def test_p1_a_second_run_while_the_first_ones_lease_lives() -> None:
@@ -67,8 +69,8 @@ def test_p1_a_run_whose_claim_came_after_its_lease_was_over() -> None:
 
 def test_a_process_that_stood_still_after_its_claim_is_set_aside() -> None:
     answered = [line("begin", 3.0, "b", 2), line("end", 3.1, "b", 2)]
-    belated = line("begin", 5.0, "a", 1, claimed_at=1.0, lease_until=2.5)
-    assert promises([*answered, belated], [seen(ANSWER, 3.0, "b")]) == []
+    is_belated = line("begin", 5.0, "a", 1, claimed_at=1.0, lease_until=2.5)
+    assert promises([*answered, is_belated], [seen(ANSWER, 3.0, "b")]) == []
 
 
 def test_p2_fences_only_rise() -> None:
@@ -77,14 +79,14 @@ def test_p2_fences_only_rise() -> None:
 
 def test_p3_one_answer() -> None:
     second = [line("begin", 4.0, "b", 2), line("end", 4.1, "b", 2)]
-    told = [seen(ANSWER, 4.1, "a"), seen(ANSWER, 4.1, "b")]
-    assert promises([*GOOD_RUN, *second], told) == ["P3"]
+    received = [seen(ANSWER, 4.1, "a"), seen(ANSWER, 4.1, "b")]
+    assert promises([*GOOD_RUN, *second], received) == ["P3"]
 
 
 def test_p3_nothing_begins_after_an_answer() -> None:
-    told = [seen(ANSWER, 1.6, "a")]
-    assert promises([*GOOD_RUN, line("begin", 4.0, "b", 2)], told) == ["P3"]
-    unmarked = [replace(told[0], stored=False)]
+    received = [seen(ANSWER, 1.6, "a")]
+    assert promises([*GOOD_RUN, line("begin", 4.0, "b", 2)], received) == ["P3"]
+    unmarked = [replace(received[0], stored=False)]
     assert promises([*GOOD_RUN, line("begin", 4.0, "b", 2)], unmarked) == []
 
 
@@ -92,22 +94,22 @@ def test_p3_after_the_last_word_nobody_is_told_anything_else() -> None:
     assert promises(GOOD_RUN, [seen(ANSWER, 1.6, "a"), seen("in-flight", 3.0)]) == ["P3"]
     assert promises(GOOD_RUN, [seen(ANSWER, 1.6, "a"), seen(FAILED, 3.0)]) == ["P3"]
     blocked = [replace(entry, id=BLOCK) for entry in GOOD_RUN]
-    told = [seen("outcome-unknown", 3.0, id=BLOCK), seen(ANSWER, 4.0, "a", id=BLOCK)]
-    assert promises(blocked, told) == ["P3"]
+    received = [seen("outcome-unknown", 3.0, id=BLOCK), seen(ANSWER, 4.0, "a", id=BLOCK)]
+    assert promises(blocked, received) == ["P3"]
 
 
 def test_p3_an_answer_that_is_kept_for_a_while_may_be_replaced_after_it() -> None:
     first = [replace(entry, id=BRIEF) for entry in GOOD_RUN]  # its answer is kept until 4.6
-    told = [seen(ANSWER, 1.6, "a", id=BRIEF), seen("in-flight", 5.05, id=BRIEF)]
+    received = [seen(ANSWER, 1.6, "a", id=BRIEF), seen("in-flight", 5.05, id=BRIEF)]
     second = [line("begin", 5.0, "b", 2, id=BRIEF), line("end", 5.1, "b", 2, id=BRIEF)]
-    told += [seen(ANSWER, 5.0, "b", id=BRIEF), seen(ANSWER, 5.6, "b", id=BRIEF)]
-    assert promises([*first, *second], told) == []
-    assert promises([*first, *second], [*told, seen(ANSWER, 5.7, "a", id=BRIEF)]) == ["P3"]
+    received += [seen(ANSWER, 5.0, "b", id=BRIEF), seen(ANSWER, 5.6, "b", id=BRIEF)]
+    assert promises([*first, *second], received) == []
+    assert promises([*first, *second], [*received, seen(ANSWER, 5.7, "a", id=BRIEF)]) == ["P3"]
     early = [replace(entry, at=entry.at - 0.5) for entry in second]
-    assert promises([*first, *early], told) == ["P3"]
-    assert promises([*first, *early], told[1:]) == []  # nobody was told of the first
-    other = replace(told[-1], digest="other bytes")
-    assert promises([*first, *second], [*told, other]) == ["P3"]
+    assert promises([*first, *early], received) == ["P3"]
+    assert promises([*first, *early], received[1:]) == []  # nobody was told of the first
+    other = replace(received[-1], digest="other bytes")
+    assert promises([*first, *second], [*received, other]) == ["P3"]
 
 
 def test_p2_fences_rise_over_what_was_swept() -> None:
@@ -121,8 +123,8 @@ def test_p4_an_answer_has_its_run() -> None:
 
 
 def test_p5_an_answer_is_about_what_was_asked() -> None:
-    told = [seen(ANSWER, 1.6, "a"), seen(ANSWER, 1.7, "a", asked=f"{NAME} changed")]
-    assert promises(GOOD_RUN, told) == ["P5"]
+    received = [seen(ANSWER, 1.6, "a"), seen(ANSWER, 1.7, "a", asked=f"{NAME} changed")]
+    assert promises(GOOD_RUN, received) == ["P5"]
 
 
 def test_p6_what_is_blocked_runs_once() -> None:
@@ -179,20 +181,22 @@ def test_p6_everybody_ends_with_what_is_documented() -> None:
 def test_p3_an_operator_may_end_what_was_unknown_and_that_is_the_last_word() -> None:
     blocked = [replace(entry, id=BLOCK) for entry in GOOD_RUN]
     settled = line("settled", 3.5, "operator-1", id=BLOCK)
-    told = [seen("outcome-unknown", 3.0, id=BLOCK), seen(ANSWER, 4.0, "operator-1", id=BLOCK)]
-    assert promises([*blocked, settled], told) == []
-    assert promises([*blocked, settled], [*told, seen("outcome-unknown", 5.0, id=BLOCK)]) == ["P3"]
+    received = [seen("outcome-unknown", 3.0, id=BLOCK), seen(ANSWER, 4.0, "operator-1", id=BLOCK)]
+    assert promises([*blocked, settled], received) == []
+    assert promises([*blocked, settled], [*received, seen("outcome-unknown", 5.0, id=BLOCK)]) == [
+        "P3"
+    ]
     other = seen(ANSWER, 5.0, "a", id=BLOCK)
-    assert promises([*blocked, settled], [*told, other]) == ["P3"]
+    assert promises([*blocked, settled], [*received, other]) == ["P3"]
     unrecorded = seen(ANSWER, 1.6, "a", id=BLOCK, stored=False)
-    assert promises([*blocked, settled], [unrecorded, *told]) == []
+    assert promises([*blocked, settled], [unrecorded, *received]) == []
 
 
 def test_p4_only_an_operator_answers_for_an_operator() -> None:
-    told = [seen(ANSWER, 4.0, "operator-1", id=BLOCK)]
-    assert promises([line("begin", 1.0, id=BLOCK)], told) == ["P4"]
+    received = [seen(ANSWER, 4.0, "operator-1", id=BLOCK)]
+    assert promises([line("begin", 1.0, id=BLOCK)], received) == ["P4"]
     released = line("released", 3.5, "operator-1", id=BLOCK)
-    assert promises([line("begin", 1.0, id=BLOCK), released], told) == ["P4"]
+    assert promises([line("begin", 1.0, id=BLOCK), released], received) == ["P4"]
 
 
 def test_p6_what_an_operator_released_may_run_again() -> None:
@@ -207,17 +211,17 @@ def test_p6_what_the_application_knows_of_is_not_run_again() -> None:
     second = line("begin", 9.0, "b", 2, id=ASK, claimed_at=8.0, lease_until=9.5)
     assert promises([*first, second]) == ["P6"]
     assert promises([*first, line("failed", 1.3, id=ASK), second]) == ["P6"]
-    belated = line("effect", 8.5, id=ASK, step="ask", lease_until=2.5)
-    sleeper = [first[0], belated]  # nobody could know of it when they asked
+    is_belated = line("effect", 8.5, id=ASK, step="ask", lease_until=2.5)
+    sleeper = [first[0], is_belated]  # nobody could know of it when they asked
     assert promises([*sleeper, second]) == []
     assert promises([*first, second, line("released", 7.0, "operator-1", id=ASK)]) == []
 
 
 def test_p4_an_answer_that_was_asked_for_is_of_a_run_that_had_an_effect() -> None:
-    told = [seen(ANSWER, 5.0, "a", id=ASK)]
-    assert promises([line("begin", 1.0, id=ASK)], told) == ["P4"]
+    received = [seen(ANSWER, 5.0, "a", id=ASK)]
+    assert promises([line("begin", 1.0, id=ASK)], received) == ["P4"]
     effect = line("effect", 1.2, id=ASK, step="ask")
-    assert promises([line("begin", 1.0, id=ASK), effect], told) == []
+    assert promises([line("begin", 1.0, id=ASK), effect], received) == []
 
 
 def test_p6_a_step_that_is_taken_at_most_once_is() -> None:
@@ -234,12 +238,12 @@ def test_atomic_rows_are_committed_once_and_before_the_answer() -> None:
     died = [line("begin", 0.9, "z", 1, id=ATOMIC)]  # rolled back: no effect of it is left
     published = line("published", 2.0, "a", step="answer", id=ATOMIC)
     lines = [*died, *(replace(entry, id=ATOMIC) for entry in GOOD_RUN), published]
-    told = [seen(ANSWER, 1.6, "a", id=ATOMIC)]
-    assert promises(lines, told, [(*ATOMIC, "a", "answer")]) == []
-    assert promises(lines[:-1], told, []) == ["P4"]
+    received = [seen(ANSWER, 1.6, "a", id=ATOMIC)]
+    assert promises(lines, received, [(*ATOMIC, "a", "answer")]) == []
+    assert promises(lines[:-1], received, []) == ["P4"]
     both = [(*ATOMIC, "a", "answer"), (*ATOMIC, "z", "answer")]
     also = line("published", 2.0, "z", step="answer", id=ATOMIC)
-    assert promises([*lines, also], told, both) == ["P2"]
+    assert promises([*lines, also], received, both) == ["P2"]
 
 
 def test_p2_each_part_of_what_is_joined_is_committed_once() -> None:
@@ -248,11 +252,13 @@ def test_p2_each_part_of_what_is_joined_is_committed_once() -> None:
     published = [line("published", 2.0, "a", step="step", id=JOINED)]
     published += [line("published", 9.5, "b", step="answer", id=JOINED)]
     lines, rows = [*first, *second, *published], [(*JOINED, "a", "step"), (*JOINED, "b", "answer")]
-    told = [seen(ANSWER, 9.8, "b", id=JOINED)]  # recorded, though its handler did not hear of it
-    assert promises(lines, told, rows) == []
+    received = [
+        seen(ANSWER, 9.8, "b", id=JOINED)
+    ]  # recorded, though its handler did not hear of it
+    assert promises(lines, received, rows) == []
     assert promises(lines, [seen(ANSWER, 9.8, "a", id=JOINED)], rows) == ["P4"]
     again = line("published", 9.5, "b", step="step", id=JOINED)
-    assert promises([*lines, again], told, [*rows, (*JOINED, "b", "step")]) == ["P2"]
+    assert promises([*lines, again], received, [*rows, (*JOINED, "b", "step")]) == ["P2"]
 
 
 def test_messages_are_published_if_and_only_if_they_were_committed() -> None:

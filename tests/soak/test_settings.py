@@ -33,14 +33,14 @@ def test_messages_go_from_an_outbox_which_is_beside_rows(
     assert read(settings.command.split()[2:], None) == settings
     with pytest.raises(SystemExit):
         read(["--broker", broker, "--engine", "redis"], None)
-    assert "an outbox is in one of" in capsys.readouterr().err
+    assert "an outbox needs one of" in capsys.readouterr().err
 
 
 def test_seeds_choose_every_driver_that_fits() -> None:
     chosen = {read(["--engine", "postgres", "--seed", str(n)], None).driver for n in range(200)}
     assert chosen == {"psycopg", "sqlalchemy", "asyncpg", "async-psycopg", "async-sqlalchemy"}
     for engine in engines.ENGINES:
-        blocking = drivers.fitting(engine, blocking=True)
+        blocking = drivers.matching_drivers(engine, blocking=True)
         assert not any(drivers.KINDS[name].awaited for name in blocking)
 
 
@@ -56,4 +56,4 @@ def test_what_is_no_time_to_soak_for_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         read(["--seconds", seconds], None)
-    assert "give a time to soak for" in capsys.readouterr().err
+    assert "give a duration" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_a_port_that_is_taken() -> None:
 def test_a_port_that_does_not_exist() -> None:
     assert in_vain("--port", "99999") == (
         1,
-        "Port 99999 does not exist: choose one up to 65535 by --port.\n",
+        "Port 99999 does not exist: choose one up to 65535 with --port.\n",
     )
 
 
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     status, said = in_vain("--data", str(file / "data"))
     assert status == 1
     assert said.startswith(f"cannot create the folder {file / 'data'} (")
-    assert "choose another by --data" in said
+    assert "choose another with --data" in said
 
 
 @pytest.mark.slow

@@ -481,7 +481,7 @@ def test_a_round_that_fails_is_not_the_last(
         post.endpoint(there.url)
         post.event()
         courier.start()
-        until(lambda: "cannot be handed out" in caplog.text, threading.Event().wait)
+        until(lambda: "cannot claim deliveries" in caplog.text, threading.Event().wait)
         later = post.event()
         until(lambda: len(there.requests) == 1, threading.Event().wait)
         courier.stop()

@@ -1,4 +1,4 @@
-"""Hands: what the handler wants is done, in an event loop or in a thread, with rows or without."""
+"""Executor: performs a handler's actions, in an event loop or in a thread, with rows or without."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from oncekey import current
 from oncekey._core.op import Pause
 from oncekey.messaging import Outbox
 from soak.drivers import Awaited, Blocking
-from soak.handler import JSON, AnswerWithin, Row, Step, StepWithin, Wanted, Write, written
+from soak.handler import JSON, Action, AnswerWithin, Row, Step, StepWithin, Write, encode
 
 TOPIC = "orders"
 
 
-class Hands:
-    """Of one worker. `driver` and `outbox` are None where there are no rows."""
+class Executor:
+    """The executor of one worker. `driver` and `outbox` are None if there are no rows."""
 
     def __init__(self, driver: Blocking | Awaited | None, outbox: Outbox | None) -> None:
         self._driver = driver
         self._outbox = outbox
 
-    async def do(self, wanted: Wanted) -> None:
-        match wanted:
+    async def do(self, action: Action) -> None:
+        match action:
             case Pause(seconds):
                 await asyncio.sleep(seconds)
             case Step(name, effect, at_most_once):
                 await current().step(name, effect, at_most_once=at_most_once)
             case _ if isinstance(self._driver, Awaited):
-                await self._commit(self._driver, wanted)
+                await self._commit(self._driver, action)
             case _:
-                await asyncio.to_thread(self.do_sync, wanted)
+                await asyncio.to_thread(self.do_sync, action)
 
-    async def _commit(self, driver: Awaited, wanted: Write | StepWithin | AnswerWithin) -> None:
-        if isinstance(wanted, Write):
-            await self._write(driver, current().connection, wanted.row)
+    async def _commit(self, driver: Awaited, action: Write | StepWithin | AnswerWithin) -> None:
+        if isinstance(action, Write):
+            await self._write(driver, current().connection, action.row)
             return
         async with driver.transaction() as connection:
-            write = partial(self._write, driver, connection, wanted.row)
-            if isinstance(wanted, StepWithin):
+            write = partial(self._write, driver, connection, action.row)
+            if isinstance(action, StepWithin):
                 await current().step("order", write, within=connection)
             else:
                 await write()
-                await current().complete_in(connection, 201, written(wanted.answer), JSON)
+                await current().complete_in(connection, 201, encode(action.answer), JSON)
 
     async def _write(self, driver: Awaited, connection: Any, row: Row) -> None:
         assert self._outbox is not None
         await driver.execute(connection, _insert(row))
         await self._outbox.put(connection, TOPIC, _content(row), key=row.id.account)
 
-    def do_sync(self, wanted: Wanted) -> None:
-        match wanted:
+    def do_sync(self, action: Action) -> None:
+        match action:
             case Pause(seconds):
                 time.sleep(seconds)
             case Step(name, effect, at_most_once):
                 current().step_sync(name, effect, at_most_once=at_most_once)
             case _:
                 assert isinstance(self._driver, Blocking)
-                self._commit_sync(self._driver, wanted)
+                self._commit_sync(self._driver, action)
 
-    def _commit_sync(self, driver: Blocking, wanted: Write | StepWithin | AnswerWithin) -> None:
-        if isinstance(wanted, Write):
-            self._write_sync(driver, current().connection, wanted.row)
+    def _commit_sync(self, driver: Blocking, action: Write | StepWithin | AnswerWithin) -> None:
+        if isinstance(action, Write):
+            self._write_sync(driver, current().connection, action.row)
             return
         with driver.transaction() as connection:
-            write = partial(self._write_sync, driver, connection, wanted.row)
-            if isinstance(wanted, StepWithin):
+            write = partial(self._write_sync, driver, connection, action.row)
+            if isinstance(action, StepWithin):
                 current().step_sync("order", write, within=connection)
             else:
                 write()
-                current().complete_in_sync(connection, 201, written(wanted.answer), JSON)
+                current().complete_in_sync(connection, 201, encode(action.answer), JSON)
 
     def _write_sync(self, driver: Blocking, connection: Any, row: Row) -> None:
         assert self._outbox is not None

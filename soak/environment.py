@@ -1,4 +1,4 @@
-"""Where the records are: servers, each behind a proxy, or a file; and what can befall them."""
+"""The environment of a soak: a store on servers behind proxies, or in a file; and its faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.servers.ministack import table_url
 from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
 from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 
-# Shorter than the faults last: waiting for a store is not what is looked at.
+# Shorter than the faults: waiting for a store is not what a soak tests.
 _FILE_OPTIONS = "timeout_s=1"
 _SERVER_OPTIONS = "timeout_s=1.5&connect_timeout_s=2"
 _WAITING_OPTIONS = f"{_SERVER_OPTIONS}&wait_replicas=1&wait_timeout_s=0.5"
@@ -44,24 +44,24 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Site:
-    """A server and the way to it."""
+class ServerSite:
+    """A server and the proxy in front of it."""
 
     server: Server
     proxy: Proxy | None
-    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Place:
-    """A store for one soak; an async context manager."""
+class Environment:
+    """The store of one soak; an async context manager."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.url = f"sqlite:///{folder / 'keys.db'}?{_FILE_OPTIONS}"
-        """As the workers reach it."""
-        self.direct = self.url
-        """As nothing is lost."""
-        self.sites: Sequence[Site] = ()
+        """The URL for workers, through the proxies."""
+        self.direct_url = self.url
+        """The URL without proxies, where nothing is lost."""
+        self.sites: Sequence[ServerSite] = ()
         self._close: Callable[[], None] = lambda: None
         self._thread = ThreadPoolExecutor(1)  # a server dies with the thread that started it
 
@@ -71,11 +71,11 @@ class Place:
             await self._start_replicated(_REPLICATED[engine])
         elif servers := [await self._in_thread(start) for start in _STARTERS[engine]]:
             proxies = [await Proxy(server.port).start() for server in servers]
-            self.sites = [Site(*each) for each in zip(servers, proxies, strict=True)]
-            self.direct = _url(engine, *(server.url for server in servers))
+            self.sites = [ServerSite(*each) for each in zip(servers, proxies, strict=True)]
+            self.direct_url = _url(engine, *(server.url for server in servers))
             ports = ((server, proxy.port) for server, proxy in zip(servers, proxies, strict=True))
-            self.url = _url(engine, *(_proxied(*each) for each in ports))
-        store = engines.open_store(self.direct, sealed=self.settings.sealed)
+            self.url = _url(engine, *(_through_proxy(*each) for each in ports))
+        store = engines.open_store(self.direct_url, sealed=self.settings.sealed)
         await asyncio.to_thread(migrate, store)
         if self.settings.driver:
             await asyncio.to_thread(self._ask, _TABLE)
@@ -84,16 +84,18 @@ class Place:
     async def _start_replicated(self, start: Callable[[], RedisCluster | WatchedRedis]) -> None:
         group = await self._in_thread(start)
         self._close = group.close
-        one_at_a_time = asyncio.Lock()
-        self.sites = [Site(node, None, one_at_a_time) for node in group.nodes]
-        self.url = self.direct = f"{group.url}{'&' if '?' in group.url else '?'}{_WAITING_OPTIONS}"
+        lock = asyncio.Lock()
+        self.sites = [ServerSite(node, None, lock) for node in group.nodes]
+        self.url = self.direct_url = (
+            f"{group.url}{'&' if '?' in group.url else '?'}{_WAITING_OPTIONS}"
+        )
 
-    async def beside(self, start: Callable[[], Server]) -> tuple[str, str]:
-        """Another server that everything can befall: its address, and the one without losses."""
+    async def start_beside(self, start: Callable[[], Server]) -> tuple[str, str]:
+        """Start another server that faults can hit; return its proxied and its direct URL."""
         server = await self._in_thread(start)
         proxy = await Proxy(server.port).start()
-        self.sites = [*self.sites, Site(server, proxy)]
-        return _proxied(server, proxy.port), server.url
+        self.sites = [*self.sites, ServerSite(server, proxy)]
+        return _through_proxy(server, proxy.port), server.url
 
     async def __aexit__(self, *_: object) -> None:
         for site in self.sites:
@@ -104,14 +106,14 @@ class Place:
         self._thread.shutdown()
 
     async def rows(self) -> list[tuple[str, ...]]:
-        """What handlers have committed: account, route, key, run, part."""
+        """Return what handlers have committed: account, route, key, run, part."""
         if not self.settings.driver:
             return []
         statement = "SELECT account, route, name, run, part FROM effects"
         return await asyncio.to_thread(self._ask, statement)
 
-    async def published(self, seconds_max: float) -> None:
-        """Return when all messages are on their way, or it took too long."""
+    async def wait_until_published(self, seconds_max: float) -> None:
+        """Wait until all messages are published, or until the timeout."""
         until = now() + seconds_max
         statement = "SELECT COUNT(*) FROM oncekey_outbox"
         while self.settings.driver and now() < until:
@@ -121,26 +123,26 @@ class Place:
             await asyncio.sleep(_OUTBOX_POLL_S)
 
     def _ask(self, statement: str) -> list[tuple[str, ...]]:
-        return engines.ask(self.settings.engine, self.direct, statement)
+        return engines.ask(self.settings.engine, self.direct_url, statement)
 
-    # ----------------------------------------------------------------------- what can befall it
+    # ----------------------------------------------------------------------- faults
 
     def heal(self) -> None:
-        """Lose nothing more."""
+        """Stop losing messages."""
         for site in self.sites:
             if site.proxy is not None:
-                site.proxy.replies_lost = site.proxy.questions_lost = 0
+                site.proxy.replies_lost = site.proxy.requests_lost = 0
 
-    async def crash(self, site: Site, seconds: float) -> None:
-        """The server loses its power, and is back after a while."""
-        async with site.one_at_a_time:
+    async def crash(self, site: ServerSite, seconds: float) -> None:
+        """Kill the server and restart it after a while."""
+        async with site.lock:
             await self._in_thread(site.server.kill)
             await asyncio.sleep(seconds)
             await self._in_thread(site.server.restart)
 
-    async def stand_still(self, site: Site, seconds: float) -> None:
-        """The server's processes are frozen for a while."""
-        async with site.one_at_a_time:
+    async def freeze(self, site: ServerSite, seconds: float) -> None:
+        """Freeze the server's processes for a while."""
+        async with site.lock:
             site.server.signal_all(signal.SIGSTOP)
             try:
                 await asyncio.sleep(seconds)
@@ -148,15 +150,15 @@ class Place:
                 site.server.signal_all(signal.SIGCONT)
 
     async def occupy(self, seconds: float) -> None:
-        """Somebody else writes to the file, and takes long."""
+        """Hold SQLite's write lock for a while."""
         await asyncio.to_thread(self._occupy, seconds)
 
     def _occupy(self, seconds: float) -> None:
-        db = engines.connect(self.settings.engine, self.direct)
+        db = engines.connect(self.settings.engine, self.direct_url)
         try:
             db.execute("BEGIN IMMEDIATE")
             time.sleep(seconds)
-        except sqlite3.OperationalError:  # the workers write so much that it finds no turn
+        except sqlite3.OperationalError:  # the workers never release the lock long enough
             return
         finally:
             db.close()
@@ -166,7 +168,7 @@ class Place:
 
 
 _LOGGED = {"log-bin": "log", "sync-binlog": "1"}
-"""Without it a commit is seen before it is on disk: what a retry was given can be forgotten."""
+"""Without it a commit is visible before it is on disk: a response given to a retry can be lost."""
 _STARTERS: dict[str, Sequence[Callable[[], Server]]] = {
     "sqlite": (),
     "postgres": (partial(start_postgres, durable=True),),
@@ -184,7 +186,7 @@ _REPLICATED: dict[str, Callable[[], RedisCluster | WatchedRedis]] = {
 }
 
 
-def _proxied(server: Server, port: int) -> str:
+def _through_proxy(server: Server, port: int) -> str:
     return server.url.replace(f":{server.port}", f":{port}")
 
 
