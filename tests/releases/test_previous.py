@@ -380,7 +380,7 @@ def test_e27_what_the_old_release_has_begun_is_taken_over(shared: Site, old: Old
     """A process of 0.1 dies in a form; a retry runs it here, and 0.1 does not run it again."""
     form = b"to=x&amount=5"
     with shared.case() as case, serving(shared) as middleware:
-        middleware.edge.guard.notices = None
+        middleware.edge.guard.admission._notices = None
         assert old.ask("leave", "k1", FORM, form.decode()) == "began"
         assert ask_wsgi(middleware, "k1", form, content_type=FORM).kind == "in-flight"
         case.lapse()

@@ -15,6 +15,7 @@ from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests.clocks import set_clock
 
 Handler = Callable[[Any, Any], Awaitable[None]]
 
@@ -29,7 +30,8 @@ class World:
         self.handler: Handler = self.answer_with({"ok": True})
         settings = {"store": self.store, "tenant": tenant_of, **settings}
         self.app = IdempotencyMiddleware(self._app, **settings)
-        self.app.edge.clock = self.app.edge.guard._clock = self.clock
+        self.app.edge.clock = self.clock
+        set_clock(self.app.edge.guard, self.clock)
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         self.runs += 1

@@ -20,6 +20,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.web._replay_cache import RECENT_S
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.flask import Oncekey
+from tests.clocks import set_clock
 from tests.web.asgi_world import World, counted, held, inner_lifespan, tenant_of
 from tests.web.client import Reply, ask
 
@@ -213,7 +214,7 @@ async def test_e29_a_mismatch_wins_over_in_flight() -> None:
 
 async def test_e31_a_duplicate_may_wait_for_the_answer() -> None:
     world = World(policy=Policy(in_flight="wait", wait_s=30))
-    world.app.edge.guard._clock = clock.SystemClock()
+    set_clock(world.app.edge.guard, clock.SystemClock())
     world.handler, started, go_on = held(world)
     first = asyncio.ensure_future(ask(world.app, "k1"))
     await started.wait()
@@ -228,7 +229,7 @@ async def test_e31_a_duplicate_may_wait_for_the_answer() -> None:
 async def test_p11_a_thousand_waiters_are_served_or_refused_within_limits() -> None:
     policy = Policy(in_flight="wait", wait_s=30, waiters_per_key_max=100)
     world = World(policy=policy)
-    world.app.edge.guard._clock = clock.SystemClock()
+    set_clock(world.app.edge.guard, clock.SystemClock())
     world.handler, started, go_on = held(world)
     first = asyncio.ensure_future(ask(world.app, "k1"))
     await started.wait()

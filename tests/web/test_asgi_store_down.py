@@ -15,6 +15,7 @@ from oncekey._engine import background
 from oncekey._system import clock
 from oncekey.errors import StoreUnfit
 from oncekey.stores.batching import Gatherer
+from tests.clocks import set_clock
 from tests.web.asgi_world import World, down, flaky_world
 from tests.web.client import ask
 
@@ -95,7 +96,7 @@ async def test_p11_what_releases_lost_claims_is_bounded(monkeypatch: pytest.Monk
 
 async def test_e43_store_down_at_complete_under_rerun_answers_503() -> None:
     world, store = flaky_world(policy=Policy(lease_s=0.2))
-    world.app.edge.guard._clock = clock.SystemClock()
+    set_clock(world.app.edge.guard, clock.SystemClock())
 
     async def handler(receive: Any, send: Any) -> None:
         store.before = [down(True)] * 100

@@ -21,6 +21,7 @@ from oncekey.errors import Misuse
 from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.clocks import set_clock
 from tests.stores.unreliable import Unheard
 from tests.web.asgi_world import Flaky, down
 from tests.web.client import Reply, ask_wsgi
@@ -179,7 +180,7 @@ def losing_its_store() -> tuple[World, Flaky]:
     """A world of `block` whose store is away from when its handler runs."""
     store = Flaky(FakeClock())
     world = World(store=store, policy=Policy(lease_s=0.2, recovery="block"))
-    world.app.edge.guard._clock = oncekey._system.clock.SystemClock()
+    set_clock(world.app.edge.guard, oncekey._system.clock.SystemClock())
 
     def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
         store.before = [down(True)] * 100

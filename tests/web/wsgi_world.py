@@ -15,6 +15,7 @@ from oncekey._system.clock import FakeClock
 from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.clocks import set_clock
 
 
 class World:
@@ -27,7 +28,8 @@ class World:
         self.handler = self.answer_with({"ok": True})
         settings = {"store": self.store, "tenant": tenant_of, **settings}
         self.app = IdempotencyMiddleware(self._app, **settings)
-        self.app.edge.clock = self.app.edge.guard._clock = self.clock
+        self.app.edge.clock = self.clock
+        set_clock(self.app.edge.guard, self.clock)
 
     def _app(self, environ: Any, start_response: Any) -> Iterable[bytes]:
         self.runs += 1
