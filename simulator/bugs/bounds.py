@@ -129,7 +129,7 @@ def own_claim_not_recognised() -> Parts:
             outcome = yield from self.calls.ask(Insert(claim), claim, heard_of=heard_of)
             if isinstance(outcome, Found):
                 return outcome.record
-            return self._execute(claim, policy, outcome.fence, claimed_at=asked_at)
+            return Execute(Attempt(claim, policy, outcome.fence, asked_at))
 
     return Parts(guard=Engine)
 

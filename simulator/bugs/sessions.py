@@ -25,7 +25,7 @@ def heartbeat_starts_when_the_handler_has_ended() -> Parts:
 
     class Late(Session):
         def _own(self, attempt: Attempt) -> None:
-            self._attempt = attempt
+            self.attempt, self._is_held = attempt, True
 
         def answered(self, end: End, answer: Answer | None) -> Op[Finished]:
             super()._own(self.attempt)
@@ -40,7 +40,7 @@ def heartbeat_waits_for_the_application() -> Parts:
 
     class Late(Session):
         def _own(self, attempt: Attempt) -> None:
-            self._attempt = attempt
+            self.attempt, self._is_held = attempt, True
             if not attempt.asks:
                 super()._own(attempt)
 
@@ -57,8 +57,8 @@ def heartbeat_goes_on_after_the_end() -> Parts:
 
     class Endless(Session):
         def close(self) -> None:
-            if self._attempt is not None and self._attempt.finished:
-                self._attempt.lease.phase = Phase.RUNNING
+            if self._is_held and self.attempt.finished:
+                self.attempt.lease.phase = Phase.RUNNING
 
     return Parts(session=Endless)
 

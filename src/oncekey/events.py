@@ -204,11 +204,13 @@ class Hooks:
 
     def __init__(self, hooks: Iterable[Hook] = (), *, otherwise: Hook | None = None) -> None:
         self._hooks = as_hooks(hooks)
+        self.are_wanted = bool(self._hooks)
+        """Whether anybody listens: else callers build no events."""
         self._listeners = self._hooks if self._hooks or otherwise is None else (otherwise,)
         self._broken: set[int] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._hooks)
+        return self.are_wanted
 
     def __call__(self, event: Event) -> None:
         for hook in self._listeners:

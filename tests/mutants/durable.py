@@ -163,7 +163,7 @@ _ENDS = (
     Mutant(
         "what was not found out is given back",
         "_engine/ownership.py",
-        "        if attempt.asks:  # it",
+        "        if attempt.lease.phase is Phase.ASKING:  # it",
         "        if not attempt:  # it",
         "tests/web/test_ask.py",
         "test_an_answer_that_cannot_be_kept_is_none",
@@ -195,7 +195,7 @@ _ENDS = (
     Mutant(
         "what was cut off is renewed",
         "_engine/session.py",
-        "            self._ports.heartbeat.drop(self._attempt)\n",
+        "            self._ports.heartbeat.drop(self.attempt)\n",
         "            pass\n",
         "tests/web/test_asgi_kept.py",
         "test_under_block_a_handler_that_was_cut_off_is_not_run_again",

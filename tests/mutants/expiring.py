@@ -69,8 +69,9 @@ _KEYS = (
     Mutant(
         "the retention that a client asks for is not kept",
         "_engine/guard.py",
-        "claim or self.claim(call, policy), _lasting(policy, call)\n        decision",
-        "claim or self.claim(call, policy), policy\n        decision",
+        "            policy = dataclasses.replace(policy, retention_s=call.retention_s)\n"
+        "        decision",
+        "            pass\n        decision",
         WEB,
         "test_a_client_asks_for_a_retention_and_gets_it",
     ),
@@ -96,8 +97,8 @@ _TOMBSTONES = (
     Mutant(
         "what died is forgotten after a retention",
         "_engine/guard.py",
-        "_lasting(policy, call).retention_s + policy.tombstone_s",
-        "_lasting(policy, call).retention_s",
+        "retention_s=retention_s + policy.tombstone_s",
+        "retention_s=retention_s",
         EXPIRY,
         "test_what_died_is_remembered_for_as_long_as_what_was_done",
     ),

@@ -362,7 +362,7 @@ ENGINE = (
     Mutant(
         "a completion whose reply was lost is not recognised by its token",
         "_engine/store_calls.py",
-        "    if isinstance(outcome, Refused) and lifecycle.took_effect(swap, outcome.record):\n",
+        "    if isinstance(outcome, Refused) and lifecycle.took_effect(verb, outcome.record):\n",
         "    if isinstance(outcome, Refused) and outcome.record is None:\n",
         ASGI_DOWN,
         "test_p9_lost_replies_to_insert_and_complete_are_harmless",

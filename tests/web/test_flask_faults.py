@@ -12,7 +12,7 @@ import oncekey
 from oncekey import Attempt, Learned, Misuse, Policy
 from oncekey._core.record import Answer, State
 from oncekey._core.verbs import Scan
-from oncekey._engine import guard
+from oncekey._system import probes
 from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.batching import Gatherer
@@ -101,15 +101,14 @@ def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -> None
 def test_p7_who_is_interrupted_before_its_claim_is_answered_spends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupt(name: str) -> None:
-        if name == "after_insert":
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
     store = Unheard()
     store.heard = True
     world = ordering(store=store)
     with monkeypatch.context() as patched:
-        patched.setattr(guard, "probe", interrupt)
+        patched.setitem(probes.armed, "after_insert", interrupt)
         with pytest.raises(KeyboardInterrupt):
             world.ask("k1")
     assert store.given_back.wait(20)

@@ -14,7 +14,6 @@ import oncekey
 from oncekey import Policy
 from oncekey._core.record import State
 from oncekey._core.verbs import Scan
-from oncekey._engine import guard
 from oncekey._system import probes
 from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse
@@ -140,12 +139,11 @@ def test_p2_e33_a_stale_owner_answers_from_the_record_it_finds() -> None:
 def test_p7_who_is_interrupted_before_its_claim_is_answered_spends_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(name: str) -> None:
-        if name == "after_insert":
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(guard, "probe", interrupt)
+        patched.setitem(probes.armed, "after_insert", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask_wsgi(world.app, "k1")
     for thread in threading.enumerate():

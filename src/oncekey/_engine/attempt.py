@@ -51,12 +51,12 @@ class Attempt:
         self,
         claim: Claim,
         policy: Policy,
-        *,
         fence: int,
-        attempt: int,
-        lapses: int,
-        age_s: float,
         claimed_at: float,
+        attempt: int = 1,
+        lapses: int = 0,
+        age_s: float = 0.0,
+        *,
         asks: bool = False,
     ) -> None:
         """`asks`: an earlier attempt died, and the application is asked first what became of it."""

@@ -49,7 +49,7 @@ from oncekey._engine.store_calls import LEASE_MARGIN, StoreCalls
 from oncekey._engine.waiters import Waiters
 from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock, SystemClock
-from oncekey._system.probes import probe
+from oncekey._system.probes import armed, probe
 from oncekey.errors import StoreError, StoreUnavailable
 
 __all__ = [
@@ -121,18 +121,24 @@ class Guard:
 
         Whoever may be interrupted makes the claim first, so as to know what to `forget`.
         """
-        claim, policy = claim or self.claim(call, policy), _lasting(policy, call)
+        claim = claim or self.claim(call, policy)
+        if call.retention_s is not None:
+            policy = dataclasses.replace(policy, retention_s=call.retention_s)
         decision: Decision
         try:
             looked_at = self._clock.monotonic()
-            yield from self.admission.heed(claim, runs=False)
+            if self.notices is not None and looked_at >= self.notices.look_at:
+                yield from self.admission.heed(claim, runs=False)
             claimed = yield from self._claim_or_find(claim, call, policy, heard_of=False)
             if isinstance(claimed, Record):
                 decision = yield from self._consider(claimed, claim, call, policy, looked_at)
             else:
                 decision = claimed
             if isinstance(decision, Execute):
-                decision = yield from self._let_begin(decision, claim, call)
+                if self.admission.is_clear(decision.attempt):
+                    self._tell_started(decision.attempt)
+                else:
+                    decision = yield from self._let_begin(decision, claim, call)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
         except StoreError as error:  # the claim may have been made before
@@ -146,6 +152,8 @@ class Guard:
     def claim(self, call: Call, policy: Policy) -> Claim:
         """What this request would write if it came first."""
         operation = None if policy.scope == "tenant" else call.operation
+        asked_s = call.retention_s
+        retention_s = policy.retention_s if asked_s is None else asked_s
         return Claim(
             id=record_id(call.tenant, operation, call.key),
             token=self._token(),
@@ -155,7 +163,7 @@ class Guard:
             fingerprint=call.fingerprint.digest,
             fingerprint_version=call.fingerprint.version,
             lease_s=policy.lease_s,
-            retention_s=_lasting(policy, call).retention_s + policy.tombstone_s,
+            retention_s=retention_s + policy.tombstone_s,
             recovery=policy.recovery,
             schema_version=policy.schema_version,
             field_digests=call.field_digests,
@@ -206,6 +214,13 @@ class Guard:
         """Insert; or, what may not run as new, only look. Its earlier self may have left a record:
         then it is answered from that.
         """
+        if policy.key_age_s_max is None and self.quotas is None:
+            return self._insert(claim, policy, heard_of=heard_of)
+        return self._insert_or_find(claim, call, policy, heard_of=heard_of)
+
+    def _insert_or_find(
+        self, claim: Claim, call: Call, policy: Policy, *, heard_of: bool
+    ) -> Op[Execute | Refuse | Record]:
         barred = self.admission.barred(call, policy)
         if barred is None:
             return (yield from self._insert(claim, policy, heard_of=heard_of))
@@ -214,20 +229,23 @@ class Guard:
 
     def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
         insert, asked_at = Insert(claim), self._clock.monotonic()
-        probe("before_insert")
-        try:  # as `_ask` does, without its generator: every request passes here
+        if armed:
+            probe("before_insert")
+        try:  # as `StoreCalls.ask` does, without its generator: every request passes here
             outcome = yield insert
         except StoreUnavailable as error:
             outcome = yield from self.calls.ask_again(
                 insert, claim, asked_at, error, heard_of=heard_of
             )
         else:
-            self.calls.note(insert, claim, asked_at, None)
-        probe("after_insert")
+            if self.reports.hooks.are_wanted:
+                self.calls.note(insert, claim, asked_at, None)
+        if armed:
+            probe("after_insert")
         if isinstance(outcome, Inserted):
             if self.quotas is not None:
                 self.quotas.began(claim.tenant, policy.retention_s)
-            return self._execute(claim, policy, outcome.fence, asked_at)
+            return Execute(Attempt(claim, policy, outcome.fence, asked_at))
         return self._ours(outcome.record, claim, policy, asked_at)
 
     def _take(
@@ -246,8 +264,9 @@ class Guard:
             counts = swap.attempt or 1, swap.lapses or 0
             if self.quotas is not None and found.expired:
                 self.quotas.began(claim.tenant, policy.retention_s)
-            mine = self._execute(claim, policy, taken.fence, asked_at, *counts, age_s, asks=asks)
-        if self.reports.hooks and found.lapsed and not found.expired and isinstance(mine, Execute):
+            owned = Attempt(claim, policy, taken.fence, asked_at, *counts, age_s, asks=asks)
+            mine = Execute(owned)
+        if found.lapsed and not found.expired and isinstance(mine, Execute):
             attempt, lapses = mine.attempt.attempt, mine.attempt.lapses
             self.reports.emit(events.TakenOver, claim, attempt=attempt, lapses=lapses)
         return mine
@@ -264,7 +283,7 @@ class Guard:
         claimed_at, age_s = asked_at - gone_s, max(found.age_s - gone_s, 0.0)
         asks = asks or (policy.recovery == "ask" and found.lapses > 0)
         counts = found.attempt, found.lapses
-        return self._execute(claim, policy, found.fence, claimed_at, *counts, age_s, asks=asks)
+        return Execute(Attempt(claim, policy, found.fence, claimed_at, *counts, age_s, asks=asks))
 
     def _doubt(self, found: Record, claim: Claim, policy: Policy) -> Op[Refuse | Record | None]:
         doubted = yield from self.doubt(found, unknown_retention_s(policy), claim.token)
@@ -275,31 +294,6 @@ class Guard:
     def _shorten(self, found: Record, claim: Claim) -> Op[Refuse | Record | None]:
         outcome = yield from self.calls.ask(lifecycle.shorten(found), claim)
         return outcome.record if isinstance(outcome, Refused) else Refuse(refusals.in_flight(found))
-
-    def _execute(
-        self,
-        claim: Claim,
-        policy: Policy,
-        fence: int,
-        claimed_at: float,
-        attempt: int = 1,
-        lapses: int = 0,
-        age_s: float = 0.0,
-        *,
-        asks: bool = False,
-    ) -> Execute:
-        return Execute(
-            Attempt(
-                claim,
-                policy,
-                fence=fence,
-                attempt=attempt,
-                lapses=lapses,
-                age_s=age_s,
-                claimed_at=claimed_at,
-                asks=asks,
-            )
-        )
 
     def _let_begin(
         self, claimed: Execute, claim: Claim, call: Call
@@ -315,7 +309,7 @@ class Guard:
         return decision
 
     def _tell_started(self, attempt: Attempt) -> None:
-        if self.reports.hooks:
+        if self.reports.hooks.are_wanted:
             self.reports.emit(
                 events.Started, attempt, attempt=attempt.attempt, fence=attempt.held.fence
             )
@@ -351,7 +345,9 @@ class Guard:
         """
         if not orphan.lapsed or orphan.expired:
             return None
-        claim, policy = claim or self.claim(call, policy), _lasting(policy, call)
+        claim = claim or self.claim(call, policy)
+        if call.retention_s is not None:
+            policy = dataclasses.replace(policy, retention_s=call.retention_s)
         yield from self.admission.heed(claim, runs=True)
         action = lifecycle.decide(orphan, (yield from compare_request(orphan, call)), policy)
         if action is Action.DOUBT or action is Action.MISMATCH:
@@ -432,10 +428,3 @@ class Guard:
             return still_running
         finally:
             self._waiters.leave(found.id)
-
-
-def _lasting(policy: Policy, call: Call) -> Policy:
-    """The policy, with the retention that the call's client asks for."""
-    if call.retention_s is None:
-        return policy
-    return dataclasses.replace(policy, retention_s=call.retention_s)

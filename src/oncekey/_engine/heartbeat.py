@@ -123,7 +123,7 @@ class Heartbeat:
         with self._condition:
             if self._thread is None:
                 self._start()
-            delay_s = attempt.lease_s / BEATS_PER_LEASE
+            delay_s = attempt.claim.lease_s / BEATS_PER_LEASE
             if self._schedule.add(attempt, attempt.claimed_at, delay_s) < self._wakes_at:
                 self._condition.notify()
 

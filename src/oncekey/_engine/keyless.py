@@ -70,7 +70,7 @@ def _unprotected(
     operation: str, policy: Policy, claim: Claim | None, store: Store | None = None
 ) -> Attempt:
     claim = claim or _claim(operation, policy)
-    attempt = Attempt(claim, policy, fence=0, attempt=1, lapses=0, age_s=0.0, claimed_at=0.0)
+    attempt = Attempt(claim, policy, fence=0, claimed_at=0.0)
     attempt.protected = False
     nothing: Any = _Nothing(store)
     attempt.ports = nothing

@@ -26,7 +26,8 @@ class Notices:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._look_at = float("-inf")
+        self.look_at = float("-inf")
+        """Until then nobody looks, by the monotonic clock."""
         self._seen = False
         self.missed = False
         """The store did not answer when it was last asked, and did before."""
@@ -37,15 +38,15 @@ class Notices:
         alone, nor who looks after somebody who could not: until one has seen the notice, nobody may
         go on without. Where it was only missed, that is for those who are about to run.
         """
-        if now < self._look_at or (self.missed and not runs):
+        if now < self.look_at or (self.missed and not runs):
             return False
-        if self._look_at > float("-inf"):
-            self._look_at = now + LOOK_EVERY_S
+        if self.look_at > float("-inf"):
+            self.look_at = now + LOOK_EVERY_S
         return True
 
     def unseen(self, *, missed: bool = False) -> None:
         """Whoever looked has not seen it, or must not go on. `missed`: there was no answer."""
-        self._look_at, self.missed = float("-inf"), missed and self._seen
+        self.look_at, self.missed = float("-inf"), missed and self._seen
 
     def seen(self, found: Record | None, now: float) -> None:
         """Take note. Raises `StoreUnfit` where this process must not use the store as it does."""
@@ -55,7 +56,7 @@ class Notices:
                 "the amnesia guard is raised: requests whose keys may have been used before the "
                 "store lost records are not run, their outcome is unknown"
             )
-        self.amnesia, self._look_at = amnesia, now + LOOK_EVERY_S
+        self.amnesia, self.look_at = amnesia, now + LOOK_EVERY_S
         self._seen, self.missed = True, False
 
     def forgotten(self, call: Call) -> bool:

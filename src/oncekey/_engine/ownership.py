@@ -41,7 +41,7 @@ from oncekey._engine.reports import Reports
 from oncekey._engine.store_calls import ASKS_MAX, StoreCalls
 from oncekey._engine.tombstones import Tombstones
 from oncekey._system.clock import Clock
-from oncekey._system.probes import probe
+from oncekey._system.probes import armed, probe
 from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable, StoreUnfit, TooLong
 
 _log = logging.getLogger("oncekey")
@@ -129,7 +129,7 @@ class Ownership:
         transaction of its own, what counts is whether that was committed. Raises `Misuse`, which is
         a failure of the handler's, where it did not await what it was given to await.
         """
-        if attempt.asks:  # it did not come to run: given back, it would run unasked
+        if attempt.lease.phase is Phase.ASKING:  # it never ran: given back, it would run unasked
             attempt.lease.move(Phase.ENDED)
             return Given()
         if attempt.recorded is not None:
@@ -299,31 +299,24 @@ class Ownership:
         """Record the answer; only `Stored` and `Unstored` allow it to be sent."""
         attempt.lease.move(Phase.ENDED)
         run_s = self._clock.monotonic() - attempt.claimed_at
-        probe("before_complete")
+        if armed:
+            probe("before_complete")
         try:
-            swap, outcome = yield from self._complete(attempt, answer)
+            while True:
+                swap = self.completion(attempt, answer)
+                try:
+                    outcome = yield from self._calls.persist(swap, attempt)
+                    break
+                except TooLong as error:
+                    answer = _without_what_is_too_long(attempt, answer, error)
         except (StoreUnavailable, StoreUnfit):
             return self._unrecorded(attempt)
-        probe("after_complete")
+        if armed:
+            probe("after_complete")
         if isinstance(outcome, Done):
             self._tell_completed(attempt, swap.answer or answer, run_s)
             return Stored(swap.retention_s - attempt.policy.tombstone_s)
         return (yield from self._superseded(attempt, outcome.record, call))
-
-    def _complete(self, attempt: Attempt, answer: Answer) -> Op[tuple[Swap, Done | Refused]]:
-        """Of an answer that is more than the store takes, keep at least that it was done: else it
-        would run again and again.
-        """
-        swap = self.completion(attempt, answer)
-        try:
-            return swap, (yield from self._calls.persist(swap, attempt))
-        except TooLong as error:
-            if answer.body is None and not answer.headers:
-                raise
-            said = printable(attempt.operation), error
-            _log.error("%s: retries learn that it was done, and not what it gave: %s", *said)
-        headers = () if answer.body is None else answer.headers
-        return (yield from self._complete(attempt, Answer(answer.status, headers, None)))
 
     def completion(self, attempt: Attempt, answer: Answer) -> Swap:
         """The verb that records an attempt's answer."""
@@ -334,7 +327,7 @@ class Ownership:
             retention_s = max(retention_s - age_s, 1.0)
         return lifecycle.complete(
             attempt.held,
-            with_tombstone(answer, policy.tombstone_s),
+            with_tombstone(answer, policy.tombstone_s) if policy.tombstone_s else answer,
             retention_s=retention_s + policy.tombstone_s,
             resource_id=attempt.resource_id,
         )
@@ -344,6 +337,8 @@ class Ownership:
             self.tombstones.note(attempt.held.id, attempt.policy.retention_s)
         if self._quotas is not None:
             self._quotas.kept(attempt.tenant, attempt.policy.retention_s, without_tombstone(kept))
+        if not self._reports.hooks.are_wanted:
+            return
         self._reports.emit(
             events.Completed,
             attempt,
@@ -434,6 +429,17 @@ class Ownership:
 def unknown_retention_s(policy: Policy) -> float:
     """How long an unknown outcome is remembered: as what is done it has a tombstone, and is one."""
     return policy.unknown_retention_s + policy.tombstone_s
+
+
+def _without_what_is_too_long(attempt: Attempt, answer: Answer, error: TooLong) -> Answer:
+    """Of an answer that is more than the store takes, keep at least that it was done: else it would
+    run again and again.
+    """
+    if answer.body is None and not answer.headers:
+        raise error
+    operation = printable(attempt.operation)
+    _log.error("%s: retries learn that it was done, and not what it gave: %s", operation, error)
+    return Answer(answer.status, () if answer.body is None else answer.headers, None)
 
 
 def _tell_left_over(attempt: Attempt) -> None:

@@ -30,7 +30,7 @@ class Reports:
     def emit(
         self, event: type[events.Event], about: Claim | Record | Attempt, **details: Any
     ) -> None:
-        if self.hooks or event is events.OutcomeUnknown:
+        if self.hooks.are_wanted or event is events.OutcomeUnknown:
             told = about.claim if isinstance(about, Attempt) else about
             operation, key_hash = told.operation, short_hash(told.key)
             named = self._is_named(operation)

@@ -42,7 +42,13 @@ class Session:
     lease to renew and no claim to forget.
     """
 
-    __slots__ = ("_attempt", "_engine", "_ownership", "_ports", "call", "claim", "policy")
+    __slots__ = (
+        *("_engine", "_is_held", "_ownership", "_ports"),
+        *("attempt", "call", "claim", "policy"),
+    )
+
+    attempt: Attempt
+    """The attempt that is to run, once `open` or `take_up` has said so."""
 
     def __init__(
         self, engine: Guard | Plain, call: Call, policy: Policy, ports: Ports | None
@@ -50,17 +56,10 @@ class Session:
         self._engine = engine
         self._ownership = engine.ownership
         self._ports = ports
-        self._attempt: Attempt | None = None
+        self._is_held = False
         self.call = call
         self.policy = policy
         self.claim = engine.claim(call, policy)
-
-    @property
-    def attempt(self) -> Attempt:
-        """The attempt that is to run, once `open` or `take_up` has said so."""
-        if self._attempt is None:
-            raise AssertionError(f"nothing was claimed for {self.call.operation}")
-        return self._attempt
 
     # ------------------------------------------------------------------------------- the start
 
@@ -88,7 +87,7 @@ class Session:
 
     def _own(self, attempt: Attempt) -> None:
         """From here on the lease is renewed."""
-        self._attempt = attempt
+        self.attempt, self._is_held = attempt, True
         if self._ports is not None:
             attempt.ports = self._ports
             self._ports.heartbeat.add(attempt)
@@ -156,5 +155,5 @@ class Session:
 
     def close(self) -> None:
         """Let go: nothing renews the lease any more. A transaction is closed by its owner."""
-        if self._ports is not None and self._attempt is not None:
-            self._ports.heartbeat.drop(self._attempt)
+        if self._ports is not None and self._is_held:
+            self._ports.heartbeat.drop(self.attempt)

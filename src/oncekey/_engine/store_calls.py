@@ -52,7 +52,8 @@ class StoreCalls:
             outcome = yield verb
         except StoreUnavailable as error:
             return (yield from self.ask_again(verb, about, asked, error, heard_of=heard_of))
-        self.note(verb, about, asked, None)
+        if self._reports.hooks.are_wanted:
+            self.note(verb, about, asked, None)
         return outcome
 
     def ask_again(
@@ -93,38 +94,30 @@ class StoreCalls:
 
     def persist(self, verb: Swap | AppendStep, attempt: Attempt) -> Op[Done | Refused]:
         """Repeat a write of the attempt until it is answered or the lease is nearly over."""
-        until = attempt.lease.until - attempt.lease_s * LEASE_MARGIN
+        until = attempt.lease.until - attempt.claim.lease_s * LEASE_MARGIN
         ask = 0
         while True:
             asked = self._clock.monotonic()
             try:
-                outcome = yield from self._ask_to_store(verb, attempt)
+                outcome = yield verb
             except TooLong:
                 raise
             except (StoreUnavailable, StoreUnfit) as error:  # unfit while another server takes over
-                self.note(verb, attempt, asked, error)
-                delay = full_jitter(ask, 0.05, 1.0, self._chance())
-                if self._clock.monotonic() + delay > until and ask > 0:
-                    raise
-                ask += 1
-                yield Pause(delay)
+                failure = error
+            except OncekeyError:
+                raise
+            except Exception as error:
+                failure = _unforeseen(error, attempt)
             else:
-                self.note(verb, attempt, asked, None)
-                return _recognise(verb, outcome) if isinstance(verb, Swap) else outcome
-
-    def _ask_to_store(self, verb: Verb, attempt: Attempt) -> Op[Any]:
-        """Ask. What a driver raises that nobody foresaw is no answer either: what was done is to be
-        kept, and what fails while a database is changed succeeds when that is over.
-        """
-        try:
-            return (yield verb)
-        except OncekeyError:
-            raise
-        except Exception as error:
-            kind = type(error).__name__  # and not its text, which may quote what was to be kept
-            operation = printable(attempt.operation)
-            _log.warning("%s: what it did is not kept yet: the store raised %s", operation, kind)
-            raise StoreUnavailable(kind, sent=True) from error
+                if self._reports.hooks.are_wanted:
+                    self.note(verb, attempt, asked, None)
+                return _recognise(verb, outcome) if type(outcome) is Refused else outcome
+            self.note(verb, attempt, asked, failure)
+            delay = full_jitter(ask, 0.05, 1.0, self._chance())
+            if self._clock.monotonic() + delay > until and ask > 0:
+                raise failure
+            ask += 1
+            yield Pause(delay)
 
     def note(
         self,
@@ -133,7 +126,7 @@ class StoreCalls:
         asked: float,
         error: StoreUnavailable | StoreUnfit | None,
     ) -> None:
-        if self._reports.hooks:
+        if self._reports.hooks.are_wanted:
             self._reports.emit(
                 events.StoreAsked,
                 about,
@@ -148,8 +141,22 @@ def _failure(error: StoreUnavailable | StoreUnfit) -> StoreFailure:
     return StoreFailure.LOST if was_sent else StoreFailure.NOT_SENT
 
 
-def _recognise(swap: Swap, outcome: Done | Refused) -> Done | Refused:
+def _unforeseen(error: Exception, attempt: Attempt) -> StoreUnavailable:
+    """What a driver raised that nobody foresaw: no answer either. What was done is to be kept, and
+    what fails while a database is changed succeeds when that is over.
+    """
+    kind = type(error).__name__  # and not its text, which may quote what was to be kept
+    operation = printable(attempt.operation)
+    _log.warning("%s: what it did is not kept yet: the store raised %s", operation, kind)
+    failure = StoreUnavailable(kind, sent=True)
+    failure.__cause__ = error
+    return failure
+
+
+def _recognise(verb: Swap | AppendStep, outcome: Done | Refused) -> Done | Refused:
     """A swap that is refused by what it wrote itself was carried out: only its reply was lost."""
-    if isinstance(outcome, Refused) and lifecycle.took_effect(swap, outcome.record):
-        return Done(outcome.record.fence if outcome.record else swap.fence)
+    if not isinstance(verb, Swap):
+        return outcome
+    if isinstance(outcome, Refused) and lifecycle.took_effect(verb, outcome.record):
+        return Done(outcome.record.fence if outcome.record else verb.fence)
     return outcome

@@ -38,13 +38,14 @@ PROBES = (
     "after_settle",
 )
 
-_actions: dict[str, Callable[[], None]] = {}
+armed: dict[str, Callable[[], None]] = {}
+"""What tests do at which point. Where every request passes, `if armed:` spares the call."""
 
 
 def probe(name: str) -> None:
     """Run the action that a test armed for this point, if any."""
-    if _actions:
-        action = _actions.get(name)
+    if armed:
+        action = armed.get(name)
         if action is not None:
             action()
 
@@ -53,9 +54,9 @@ def arm(name: str, action: Callable[[], None]) -> None:
     """Run `action` whenever a process passes this point."""
     if name not in PROBES:
         raise ValueError(f"no probe is called {name!r}; there are: {', '.join(PROBES)}")
-    _actions[name] = action
+    armed[name] = action
 
 
 def disarm() -> None:
     """Forget every action."""
-    _actions.clear()
+    armed.clear()
