@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 
 from oncekey.cli import parsing
-from oncekey.cli.costs import Cost, EngineCosts, load
+from oncekey.cli.costs import Cost, EngineCosts, load_costs
 from oncekey.cli.plan import ENGINES, Load, plan_for
 from tests.cli.conftest import Oncekey
 
@@ -44,7 +44,7 @@ def test_between_many_lengths_the_nearest_two_count() -> None:
 
 
 def test_the_costs_that_are_shipped_were_measured() -> None:
-    costs = load()
+    costs = load_costs()
     assert date.fromisoformat(costs.measured) <= datetime.now(UTC).date()
     assert costs.written_by == "./dev bench --only bytes"
     assert tuple(costs.engines) == ENGINES
@@ -150,7 +150,7 @@ def test_the_command_shows_all_engines_and_how_they_were_measured(oncekey: Oncek
     assert "864,000,000 records" in ran.out
     rows = {line.split()[0]: line for line in ran.out.splitlines() if line}
     assert set(ENGINES) <= set(rows)
-    costs = load()
+    costs = load_costs()
     assert f"Measured {costs.measured} with oncekey {costs.oncekey}" in ran.out
     for engine in costs.engines.values():
         assert engine.version in ran.out
@@ -165,7 +165,7 @@ def test_one_engine_as_data(oncekey: Oncekey) -> None:
     [made] = ran.json["plans"]
     assert made["engine"] == "redis"
     assert made["stored_bytes"] > 50 * 7 * 86_400 * 800
-    assert ran.json["costs"]["measured"] == load().measured
+    assert ran.json["costs"]["measured"] == load_costs().measured
 
 
 @pytest.mark.parametrize(

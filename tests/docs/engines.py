@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from oncekey.cli.costs import Cost, load
+from oncekey.cli.costs import Cost, load_costs
 from oncekey.cli.main import main
 from oncekey.stores.checks import ACCEPTS, Finding, Level, Risk
 from oncekey.stores.dynamodb import checks
@@ -122,7 +122,7 @@ def _at_the_start(found: Finding) -> str:
 
 
 def _cost(engine: str) -> str:
-    cost = load().engines[engine].cost(ANSWER_BYTES)
+    cost = load_costs().engines[engine].cost(ANSWER_BYTES)
     return "<br>".join(f"{name}: {told}" for name, told in _told(cost).items() if told)
 
 
@@ -138,7 +138,7 @@ def _told(cost: Cost) -> Mapping[str, str]:
 
 def measured() -> str:
     """When, and on what."""
-    costs = load()
+    costs = load_costs()
     versions = ", ".join(f"{each.version} ({each.settings})" for each in costs.engines.values())
     return (
         f"Measured {costs.measured} with oncekey {costs.oncekey} on {costs.machine}, by "

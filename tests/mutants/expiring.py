@@ -45,8 +45,8 @@ _KEYS = (
     Mutant(
         "a key from the future is taken for young",
         "_core/key_age.py",
-        "    if made - now_wall > policy.clock_skew_s:\n",
-        "    if made - now_wall > 1e12:\n",
+        "    if made_at - now_wall > policy.clock_skew_s:\n",
+        "    if made_at - now_wall > 1e12:\n",
         "tests/core/test_key_age.py",
         "test_e67_one_that_memory_does_not_cover_may_not",
     ),

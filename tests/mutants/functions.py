@@ -49,8 +49,8 @@ _MUTANTS = (
     Mutant(
         "the first caller gets what the function returned",
         "_core/answer.py",
-        "    kept = text.encode()\n    if",
-        "    kept = repr(result).encode()\n    if",
+        "    encoded = text.encode()\n    if",
+        "    encoded = repr(result).encode()\n    if",
         ONCE_TESTS,
         "test_the_first_caller_too_gets_it_as_json_gives_it_back",
     ),

@@ -68,7 +68,7 @@ def encode_result(what: str, result: Any, bytes_max: int) -> bytes:
             f"{what} returned what JSON cannot keep ({error}): return text, numbers, lists and "
             "dicts, and of those only what is needed later"
         ) from error
-    kept = text.encode()
-    if len(kept) > bytes_max:
-        raise Misuse(f"{what} returned {len(kept)} bytes, more than {bytes_max}")
-    return kept
+    encoded = text.encode()
+    if len(encoded) > bytes_max:
+        raise Misuse(f"{what} returned {len(encoded)} bytes, more than {bytes_max}")
+    return encoded

@@ -271,6 +271,6 @@ def canonical_query(pairs: list[tuple[bytes, bytes]], *, without: str | None = N
     `without` names pairs to leave out.
     """
     left_out = None if without is None else as_bytes(without)
-    kept = [pair for pair in pairs if pair[0] != left_out]
-    kept.sort(key=itemgetter(0))
-    return frame(part for pair in kept for part in pair)
+    pairs = [pair for pair in pairs if pair[0] != left_out]
+    pairs.sort(key=itemgetter(0))
+    return frame(part for pair in pairs for part in pair)

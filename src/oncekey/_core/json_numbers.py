@@ -76,11 +76,11 @@ def by_spelling(text: str) -> Number:
 
 def _long(digits: str, exponent: int) -> Number:
     """Normalize the whole number `digits` times ten to the `exponent`."""
-    kept = digits.rstrip("0")
-    zeros = exponent + len(digits) - len(kept)
-    if len(kept.removeprefix("-")) + zeros <= DIGITS_PLAIN_MAX:
-        return int(kept + "0" * zeros)
-    return [nan, nan, zeros, *kept.encode()]
+    significant = digits.rstrip("0")
+    zeros = exponent + len(digits) - len(significant)
+    if len(significant.removeprefix("-")) + zeros <= DIGITS_PLAIN_MAX:
+        return int(significant + "0" * zeros)
+    return [nan, nan, zeros, *significant.encode()]
 
 
 # ------------------------------------------------------------- for fingerprints of version 1
@@ -98,5 +98,5 @@ def _with_digits(found: Number) -> Number:
     """Write a whole number with all its digits."""
     if not isinstance(found, list) or not isnan(found[1]):
         return found
-    _, _, zeros, *kept = found
-    return int(bytes(map(int, kept)) + b"0" * int(zeros))
+    _, _, zeros, *significant = found
+    return int(bytes(map(int, significant)) + b"0" * int(zeros))

@@ -58,10 +58,10 @@ def check_key_age(
     """Return why a request with an unknown key must not run as new; None if it may run."""
     if policy.key_age_s_max is None:
         return None
-    made = key_time(key, first_sent)
-    if made is None:
+    made_at = key_time(key, first_sent)
+    if made_at is None:
         return _age_unknown() if policy.key_time_required else None
-    if made - now_wall > policy.clock_skew_s:
+    if made_at - now_wall > policy.clock_skew_s:
         return Problem(
             Kind.TOO_OLD,
             f"This key says that it was made more than {policy.clock_skew_s:g} seconds from now, "
@@ -75,8 +75,8 @@ def older_than_memory(
     key: str, first_sent: float | None, at_wall: float, policy: Policy
 ) -> Problem | None:
     """Return why a request that began at `at_wall` must not run: its key is older than memory."""
-    made = key_time(key, first_sent)
-    if policy.key_age_s_max is None or made is None or at_wall - made <= policy.key_age_s_max:
+    made_at = key_time(key, first_sent)
+    if policy.key_age_s_max is None or made_at is None or at_wall - made_at <= policy.key_age_s_max:
         return None
     return Problem(
         Kind.TOO_OLD,

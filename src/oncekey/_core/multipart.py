@@ -128,8 +128,8 @@ class _Reader:
     def _add_content(self, piece: bytes) -> None:
         self._content.update(piece)
         if self._key_name is not None and self._kept is not None:
-            kept = self._kept + piece
-            self._kept = kept if len(kept) <= CONTENT_BYTES_MAX else None
+            content = self._kept + piece
+            self._kept = content if len(content) <= CONTENT_BYTES_MAX else None
 
     def _finish_piece(self) -> bytes:
         if not self._number:
@@ -195,13 +195,13 @@ def _boundary(content_type: str) -> bytes:
 
 def _split(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[tuple[bytes, bool]]:
     """Yield the pieces of a body, each with whether it ends there: a long one comes in parts."""
-    kept = b"\r\n"  # the first boundary need not follow a line end
+    rest = b"\r\n"  # the first boundary need not follow a line end
     behind = len(delimiter) - 1
     for chunk in chunks:
-        *whole, kept = (kept + chunk).split(delimiter)
+        *whole, rest = (rest + chunk).split(delimiter)
         for piece in whole:
             yield piece, True
-        if len(kept) > behind:
-            yield kept[: len(kept) - behind], False
-            kept = kept[len(kept) - behind :]
-    yield kept, False
+        if len(rest) > behind:
+            yield rest[: len(rest) - behind], False
+            rest = rest[len(rest) - behind :]
+    yield rest, False

@@ -74,17 +74,17 @@ def read_notice(record: Record | None) -> Amnesia | None:
 
 def encode_amnesia(guard: Amnesia | None) -> bytes:
     """Encode the body of the notice; None: the guard is lowered."""
-    said = None if guard is None else {"until": guard.until, "skew_s": guard.skew_s}
-    return json.dumps({"version": 1, "guard": said}).encode()
+    fields = None if guard is None else {"until": guard.until, "skew_s": guard.skew_s}
+    return json.dumps({"version": 1, "guard": fields}).encode()
 
 
 def decode_amnesia(body: bytes | None) -> Amnesia | None:
     """Decode what `encode_amnesia` wrote."""
     try:
-        said = json.loads(body or b"")
-        if said["version"] != 1:
-            raise ValueError(f"version {said['version']}")
-        guard = said["guard"]
+        fields = json.loads(body or b"")
+        if fields["version"] != 1:
+            raise ValueError(f"version {fields['version']}")
+        guard = fields["guard"]
         return None if guard is None else Amnesia(float(guard["until"]), float(guard["skew_s"]))
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord(f"the amnesia guard's notice cannot be read: {error!r:.200}") from error

@@ -58,7 +58,7 @@ def kept_headers(
     named = [value.split(b",") for name, value in lines if name == b"connection"]
     hop_by_hop = [each.strip(b" \t").lower() for names in named for each in names]
     listed = None if policy.headers_kept is None else tuple(policy.headers_kept)
-    kept = [
+    lines_to_keep = [
         line
         for line in lines
         if _may_be_kept(line[0], listed)
@@ -66,7 +66,7 @@ def kept_headers(
         and line[0] not in hop_by_hop
         and not _BREAKS_A_LINE.search(line[1])
     ]
-    return tuple(kept)
+    return tuple(lines_to_keep)
 
 
 def kept_answer(answer: Answer, policy: Policy, profile: Profile) -> Answer:

@@ -31,14 +31,14 @@ _SECONDS = re.compile(rb"[0-9]{1,10}")
 def requested_retention_s(lines: Sequence[bytes], limits: tuple[float, float]) -> float | Problem:
     """Return the retention that the header lines ask for, within limits; or why it is refused."""
     shortest_s, longest_s = limits
-    asked = lines[0].strip(b" \t") if len(lines) == 1 else b""
-    if not _SECONDS.fullmatch(asked):
+    value = lines[0].strip(b" \t") if len(lines) == 1 else b""
+    if not _SECONDS.fullmatch(value):
         return Problem(
             Kind.MALFORMED_REQUEST,
             "Send one header Idempotency-Retention, with the seconds for which this request may "
             "still be retried, such as 86400.",
         )
-    retention_s = float(asked)
+    retention_s = float(value)
     if retention_s > longest_s:
         return Problem(
             Kind.MALFORMED_REQUEST,

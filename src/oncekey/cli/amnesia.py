@@ -40,8 +40,8 @@ def amnesia(store: Store, args: argparse.Namespace) -> int:
     guard = read_notice(found)
     ends_in_s = 0.0 if guard is None or found is None else found.expires_in_s
     if args.json:
-        said = None if guard is None else {"until": guard.until, "skew_s": guard.skew_s}
-        print_json({"guard": said, "ends_in_s": round(ends_in_s, 3)})
+        fields = None if guard is None else {"until": guard.until, "skew_s": guard.skew_s}
+        print_json({"guard": fields, "ends_in_s": round(ends_in_s, 3)})
         return 0
     print(_describe(guard, ends_in_s))
     if args.until is not None or args.lower:

@@ -72,7 +72,7 @@ def _fields(cost: Cost) -> tuple[float | None, ...]:
 
 
 @cache
-def load() -> Costs:
+def load_costs() -> Costs:
     data = json.loads(resources.files("oncekey.cli").joinpath("costs.json").read_text("utf-8"))
     engines = {name: _engine(name, each) for name, each in data["engines"].items()}
     about = {name: data[name] for name in ("measured", "oncekey", "machine", "written_by")}

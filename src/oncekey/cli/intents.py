@@ -120,17 +120,17 @@ def _all(journal: OpenJournal) -> Iterator[Intent]:
 
 def _failure(resume: Any, intent: Intent) -> str | None:
     try:
-        made = resume(intent)
-        if inspect.isawaitable(made):
-            asyncio.run(_await(made))
+        result = resume(intent)
+        if inspect.isawaitable(result):
+            asyncio.run(_await(result))
     except Exception as error:
-        said = one_line(str(error), ERROR_CHARS_MAX)
-        return f"failed, stays in the journal: {type(error).__name__}: {said}"
+        message = one_line(str(error), ERROR_CHARS_MAX)
+        return f"failed, stays in the journal: {type(error).__name__}: {message}"
     return None
 
 
-async def _await(made: Any) -> None:
-    await made
+async def _await(result: Any) -> None:
+    await result
 
 
 # -------------------------------------------------------------------------------------------- rows
@@ -261,8 +261,8 @@ def _translate_errors(url: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _DRIVERS:
             raise
-        said = scrub(url, str(error).replace(url, redact(url)))
-        raise StoreUnavailable(f"{redact(url)}: {said}") from None
+        message = scrub(url, str(error).replace(url, redact(url)))
+        raise StoreUnavailable(f"{redact(url)}: {message}") from None
 
 
 def _postgres(url: str) -> Any:

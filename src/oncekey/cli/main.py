@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(end="", flush=True)  # `print` allows for a missing stdout
         return code
     except OncekeyError as error:
-        said = str(error).replace(url, redact(url)) if url else str(error)
-        print(f"oncekey: {one_line(said)}", file=sys.stderr)
+        message = str(error).replace(url, redact(url)) if url else str(error)
+        print(f"oncekey: {one_line(message)}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         _discard_stdout()

@@ -79,8 +79,8 @@ def _watch(connection: StoreConnection, args: argparse.Namespace) -> int:
             except (StoreUnavailable, StoreUnfit) as error:
                 if isinstance(error, StoreUnfit) and not was_fit:
                     raise
-                said = one_line(str(error))
-                print(f"oncekey: {said}; trying again in {args.every_s:g} s", file=sys.stderr)
+                message = one_line(str(error))
+                print(f"oncekey: {message}; trying again in {args.every_s:g} s", file=sys.stderr)
             pause.wait(args.every_s)
     except KeyboardInterrupt:
         return 0

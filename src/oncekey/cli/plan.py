@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from oncekey._core.values import value
-from oncekey.cli.costs import Cost, Costs, EngineCosts, load
+from oncekey.cli.costs import Cost, Costs, EngineCosts, load_costs
 from oncekey.cli.output import duration, print_json, table
 
 ENGINES = ("sqlite", "postgres", "mysql", "redis", "dynamodb")
@@ -24,7 +24,7 @@ PARTITION_BYTES, PARTITION_UNITS = 10e9, 1000.0
 """What Amazon says that a partition of DynamoDB holds and takes in a second."""
 DAY_S = 86_400.0
 DAYS_MAX = 100
-"""So many parts are made at most (stores/postgres/partitioned.sql): what expires later has none."""
+"""At most so many parts are made (stores/postgres/partitioned.sql): what expires later has none."""
 LINE_CHARS_MAX = 110
 
 
@@ -68,7 +68,7 @@ def plan_for(load: Load, measured: EngineCosts) -> EnginePlan:
     """Compute what an engine needs under this load, from the measured cost of a record."""
     cost, records = measured.cost(load.answer_bytes), load.records
     each = CONNECTIONS.get(measured.name)
-    made = EnginePlan(
+    needs = EnginePlan(
         engine=measured.name,
         bytes_per_record=round(cost.stored_bytes),
         stored_bytes=round(records * cost.stored_bytes),
@@ -81,8 +81,8 @@ def plan_for(load: Load, measured: EngineCosts) -> EnginePlan:
         write_units_per_s=None if cost.write_units is None else round(load.rps * cost.write_units),
         notes=[],
     )
-    made.notes.extend(_notes(load, measured, made))
-    return made
+    needs.notes.extend(_notes(load, measured, needs))
+    return needs
 
 
 def _times(rps: float, cpu_us: float | None) -> float | None:
@@ -109,17 +109,17 @@ def _parts(load: Load, engine: str, cost: Cost) -> int | None:
 _IN_MEMORY = "the indexes should fit in memory, or each new key reads a page from disk"
 
 
-def _notes(load: Load, measured: EngineCosts, made: EnginePlan) -> Iterator[str]:
+def _notes(load: Load, measured: EngineCosts, needs: EnginePlan) -> Iterator[str]:
     """Explain what the numbers mean for this engine, and where they end."""
     if load.answer_bytes > measured.answer_bytes_max:
         yield f"answers were measured up to {measured.answer_bytes_max:,} bytes: extrapolated"
-    parts = made.parts or 0
+    parts = needs.parts or 0
     match measured.name:
         case "sqlite":
-            if (made.client_cpus or 0) > BUSY_SHARE:
+            if (needs.client_cpus or 0) > BUSY_SHARE:
                 yield (
                     f"does not fit: one writer at a time has {BUSY_SHARE:g} of a CPU to give, this "
-                    f"takes {made.client_cpus:g}. Use a database server"
+                    f"takes {needs.client_cpus:g}. Use a database server"
                 )
             elif load.processes > 1:
                 yield (
@@ -127,7 +127,7 @@ def _notes(load: Load, measured: EngineCosts, made: EnginePlan) -> Iterator[str]
                     "was measured"
                 )
             yield "one machine, with all processes on it"
-        case "postgres" if made.parts is None:
+        case "postgres" if needs.parts is None:
             yield (
                 f"kept for more than {DAYS_MAX - 3} days, answers gain nothing from parts by day: "
                 "stay with the layout inline"
@@ -161,23 +161,23 @@ def _notes(load: Load, measured: EngineCosts, made: EnginePlan) -> Iterator[str]
 
 
 def plan(args: argparse.Namespace) -> int:
-    asked = Load(args.rps, args.retention, args.answer_bytes, args.node_gb, args.process_rps)
-    costs = load()
+    load = Load(args.rps, args.retention, args.answer_bytes, args.node_gb, args.process_rps)
+    costs = load_costs()
     chosen = [args.engine] if args.engine else list(costs.engines)
-    plans = [plan_for(asked, costs.engines[name]) for name in chosen]
+    plans = [plan_for(load, costs.engines[name]) for name in chosen]
     if args.json:
         about = {name: getattr(costs, name) for name in ("measured", "oncekey", "machine")}
         versions = {name: costs.engines[name].version for name in chosen}
         shown = [asdict(each) for each in plans]
-        asking = {**asdict(asked), "records": asked.records}
+        asking = {**asdict(load), "records": load.records}
         print_json({"load": asking, "costs": {**about, "versions": versions}, "plans": shown})
         return 0
     print(
-        f"{asked.rps:,g} requests/s with new keys, kept for {duration(asked.retention_s)}, answers "
-        f"of {asked.answer_bytes:,} bytes: {asked.records:,} records\n"
+        f"{load.rps:,g} requests/s with new keys, kept for {duration(load.retention_s)}, answers "
+        f"of {load.answer_bytes:,} bytes: {load.records:,} records\n"
     )
     print(table(_HEADER, [_row(each) for each in plans]))
-    print("\n" + "\n".join(_below(asked, plans, costs)))
+    print("\n" + "\n".join(_below(load, plans, costs)))
     return 0
 
 
@@ -187,18 +187,18 @@ _HEADER = (
 )
 
 
-def _row(made: EnginePlan) -> tuple[object, ...]:
+def _row(needs: EnginePlan) -> tuple[object, ...]:
     return (
-        made.engine,
-        f"{made.bytes_per_record:,} B",
-        _size(made.stored_bytes),
-        _size(made.index_bytes),
-        "-" if made.log_bytes_per_s is None else f"{_size(made.log_bytes_per_s)}/s",
-        "-" if made.server_cpus is None else f"{made.server_cpus:.2g}",
-        "-" if made.client_cpus is None else f"{made.client_cpus:.2g}",
-        "-" if made.connections is None else str(made.connections),
-        "-" if made.parts is None else str(made.parts),
-        "-" if made.write_units_per_s is None else f"{made.write_units_per_s:,}/s",
+        needs.engine,
+        f"{needs.bytes_per_record:,} B",
+        _size(needs.stored_bytes),
+        _size(needs.index_bytes),
+        "-" if needs.log_bytes_per_s is None else f"{_size(needs.log_bytes_per_s)}/s",
+        "-" if needs.server_cpus is None else f"{needs.server_cpus:.2g}",
+        "-" if needs.client_cpus is None else f"{needs.client_cpus:.2g}",
+        "-" if needs.connections is None else str(needs.connections),
+        "-" if needs.parts is None else str(needs.parts),
+        "-" if needs.write_units_per_s is None else f"{needs.write_units_per_s:,}/s",
     )
 
 
@@ -212,24 +212,24 @@ def _size(count: float | None) -> str:
     return f"{count:.3g} TB"
 
 
-def _below(asked: Load, plans: list[EnginePlan], costs: Costs) -> Iterator[str]:
-    for made in plans:
-        for note in made.notes:
-            yield from _wrap(f"{made.engine}: {note}")
+def _below(load: Load, plans: list[EnginePlan], costs: Costs) -> Iterator[str]:
+    for needs in plans:
+        for note in needs.notes:
+            yield from _wrap(f"{needs.engine}: {note}")
     yield from _wrap(
-        f"connections: {asked.processes:,} processes, if each serves "
-        f"{asked.process_rps:,g} requests/s (--process-rps), with up to seven each"
+        f"connections: {load.processes:,} processes, if each serves "
+        f"{load.process_rps:,g} requests/s (--process-rps), with up to seven each"
     )
     yield ""
     yield from _wrap(
         f"Measured {costs.measured} with oncekey {costs.oncekey} on {costs.machine}, by "
         f"`{costs.written_by}`:"
     )
-    for made in plans:
-        told = costs.engines[made.engine]
+    for needs in plans:
+        cost = costs.engines[needs.engine]
         yield from _wrap(
-            f"{made.engine}: {told.version}, {told.settings}, {told.records:,} records, others "
-            f"used {told.others_cpu_percent:.0f} % of the CPUs meanwhile"
+            f"{needs.engine}: {cost.version}, {cost.settings}, {cost.records:,} records, others "
+            f"used {cost.others_cpu_percent:.0f} % of the CPUs meanwhile"
         )
     yield ""
     yield from _wrap(_NOT_MEASURED)
