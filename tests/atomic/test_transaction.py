@@ -31,7 +31,7 @@ from oncekey.stores.postgres import transactions
 from oncekey.stores.postgres.verbs import Question
 from simulator.statements import _columns
 from simulator.transaction import JOINED, Asked
-from tests.clocks import set_clock
+from tests.clocks import set_clock, set_notices
 
 CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, b"f" * 32))
 POLICY = Policy(atomic=True).settled()
@@ -307,7 +307,7 @@ def test_who_gives_up_what_another_has_finished_answers_from_that(
 def test_p1_who_looks_at_the_notice_before_it_runs_keeps_its_transaction(script: Script) -> None:
     """A claim may take longer than a look at the notice lasts: it is looked at once more then."""
     clock = FakeClock()
-    script.guard.admission._notices = Notices(clock)
+    set_notices(script.guard, Notices(clock))
     set_clock(script.guard, clock)
     op = script.work.drive(script.guard.begin(CALL, POLICY, script.claim))
     assert next(op) == Outside(LOOK)

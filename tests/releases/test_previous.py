@@ -31,6 +31,7 @@ from oncekey.stores.sql import migrations
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import owner
 from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.clocks import set_notices
 from tests.releases.conftest import OldRelease, Site, expected
 from tests.releases.plain import plain_record, plain_steps
 from tests.web.client import ask_wsgi
@@ -380,7 +381,7 @@ def test_e27_what_the_old_release_has_begun_is_taken_over(shared: Site, old: Old
     """A process of 0.1 dies in a form; a retry runs it here, and 0.1 does not run it again."""
     form = b"to=x&amount=5"
     with shared.case() as case, serving(shared) as middleware:
-        middleware.edge.guard.admission._notices = None
+        set_notices(middleware.edge.guard, None)
         assert old.ask("leave", "k1", FORM, form.decode()) == "began"
         assert ask_wsgi(middleware, "k1", form, content_type=FORM).kind == "in-flight"
         case.lapse()

@@ -97,6 +97,7 @@ class Guard:
         self._token = token
         self._chance = chance
         self._waiters = Waiters()
+        self.notices = notices
         self.quotas = quotas = None if quota is None else Quotas(quota, clock, token)
         self.reports = Reports(events.Hooks() if hooks is None else hooks)
         self.replays = Replays(self.reports)
