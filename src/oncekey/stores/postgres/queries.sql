@@ -1,41 +1,40 @@
--- Every question that the store asks. Each is one statement, and so one transaction and one round
--- trip; it takes as many verbs as its arrays have elements. Nothing needs a session: no setting
--- outlives its statement, so all of it works through a pooler in transaction mode.
+-- All queries of the store. Each is one statement, and so one transaction and one round trip; it takes
+-- as many verbs as its arrays have elements. Nothing depends on the session: no setting outlives its
+-- statement, so all of it works through a pooler in transaction mode.
 --
 -- How a conditional write is decided, under READ COMMITTED:
---   `asked`  are the verbs. No row of it exists without the one of `bound`, so that `lock_timeout`
+--   `asked`  are the verbs. None of its rows exists without the row of `bound`, so that `lock_timeout`
 --            is set, for this transaction, before any row of a table is touched.
---   `locked` takes the row locks. A row that was changed after the statement's snapshot is fetched
---            again in its newest version: what is judged is what is locked, and nobody can change
---            it before we commit.
---   `timed`  reads the clock once the locks are held, not before waiting for them.
---   `judged` compares, `done` writes what fits. What does not fit is returned without a fence.
--- In a batch {skip} is SKIP LOCKED: it leaves out rows that somebody holds, so that it never waits
--- and cannot deadlock. A verb that is alone waits for its row.
+--   `locked` takes the row locks. A row that changed after the statement's snapshot is fetched again
+--            in its newest version: the compared row is the locked row, and it cannot change before
+--            the commit.
+--   `timed`  reads the clock once the locks are taken, not before waiting for them.
+--   `judged` compares, `done` writes what fits. A row that does not fit is returned without a fence.
+-- In a batch {skip} is SKIP LOCKED: it leaves out locked rows, so that it never waits and cannot
+-- deadlock. A lone verb waits for its row.
 --
--- Where an answer is kept, the layout says, and who writes looks it up: {inline}. Who reads looks in
--- both places, of which never more than one holds it. Inline, a claim leaves null what is as it was
--- at the start; {record} reads it so.
+-- The layout says where an answer is stored. Writes look it up: {inline}. Reads look in both places,
+-- at most one of which has it. Inline, a claim leaves values null that are as they were at the start;
+-- {record} reads them so.
 --
--- Where steps and the request are kept, the claim says: with a `kept_day`, in the part of that day,
--- which is always the one on which it expires. Without, steps are in their table and the request is in
--- the claim. A record begins as {by_day} says and stays so, whatever is said later, until it begins
--- anew or is moved. So one look at the claim, which is locked by then, tells where the others are.
+-- The claim says where steps and the request are stored: with a `kept_day`, in the partition of that
+-- day, which is always the day on which it expires. Without one, steps are in their table and the
+-- request is in the claim. A record begins as {by_day} says and stays so, even if the layout changes,
+-- until it begins again or is moved. So the claim, which is locked by then, tells where the others are.
 --
--- Which part a day is in must not be found out at run time by a statement that takes row locks: the
--- server (18) spoils what it finds it out with when it fetches a changed row again, and then crashes.
--- It does not try where the day is in an array; then it looks into the index of every part.
+-- A statement that takes row locks must not find the partition of a day at run time: the server (18)
+-- corrupts the data for it when it fetches a changed row again, and then crashes. It does not try if
+-- the day is in an array; then it looks into the index of every partition.
 --
--- Expiry is kept in tenths of a second: equal entries share their room in the index. It is rounded up,
--- so that nothing expires before its time, nor before its lease ends.
+-- Expiry is stored in tenths of a second: equal entries share space in the index. It is rounded up, so
+-- that nothing expires too early, nor before its lease ends.
 
 -- name: insert
--- A replay must write nothing, not even draw a fence: hence the look before the insert, which alone
--- decides. Ids are taken in order, because an insert waits for a concurrent one of the same id. A
--- row that is neither found nor inserted was committed after the snapshot: the next statement
--- finds it. `zero` is null where the layout leaves the start unsaid, and `short` says whether more is.
--- What is so in most claims need not be said in the question either: a column of which no row says
--- anything else is not sent.
+-- A replay must write nothing, not even draw a fence: hence the read before the insert, which alone
+-- decides. Ids are inserted in order, because an insert waits for a concurrent one of the same id. A
+-- row that is neither found nor inserted was committed after the snapshot: the next statement finds
+-- it. `zero` is null if the layout leaves out initial values, and `short` says whether it leaves out
+-- more. Values that most claims share are not sent either: a column that has no other is null.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 asked AS MATERIALIZED (
     SELECT
@@ -103,7 +102,7 @@ SELECT
 FROM inserted
 
 -- name: requests
--- What {requests} is in an insert that brings any: the others need not even prepare for it.
+-- The meaning of {requests} in an insert with any: other inserts need not prepare for it.
 , requests AS (
     INSERT INTO oncekey_requests_by_day (day, id, fence, request)
     SELECT i.kept_day, i.id, i.fence, f.request
@@ -219,7 +218,7 @@ UNION ALL
 SELECT id, NULL FROM judged WHERE NOT fits
 
 -- name: change
--- Every other swap. The last columns are the claim's, null where there is none.
+-- Every other swap. The last columns are the claim's, null if there is none.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 asked AS MATERIALIZED (
     SELECT a.*
@@ -437,7 +436,7 @@ LEFT JOIN oncekey_requests_by_day r ON r.day = c.kept_day AND r.id = c.id AND r.
 WHERE c.id = ANY ($1::bytea[]) AND c.state = 'running' AND c.request_fence = c.fence
 
 -- name: tally
--- It waits for the rows of a whole batch, so it takes them in order.
+-- It waits for the rows of a whole batch, so it locks them in order.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 asked AS MATERIALIZED (
     SELECT a.*
@@ -485,10 +484,10 @@ ORDER BY lease_until, id
 LIMIT $1
 
 -- name: sweep
--- What somebody holds is left for the next time. What was changed after the snapshot is judged
--- again when it is locked; of what was moved after it the snapshot does not show the new place, so it
--- is left for the next time too. Answers and steps that are in the part of a day go with that day; a
--- request says too much to be kept for nobody.
+-- Locked rows are left for the next time. A row that changed after the snapshot is compared again when
+-- it is locked; of one that was moved after it the snapshot does not show the new place, so it is left
+-- for the next time too. Answers and steps in the partition of a day are dropped with that day; a
+-- request is removed at once: it says too much to keep it longer than needed.
 WITH expired AS MATERIALIZED (
     SELECT c.id, ARRAY[c.answer_day] AS answer_days, ARRAY[c.kept_day] AS kept_days
     FROM oncekey_claims c
@@ -528,8 +527,8 @@ LIMIT $4
 SELECT state, count(*) FROM oncekey_claims GROUP BY state
 
 -- name: purge
--- Unlike a sweep it waits for what somebody holds: a purge that says it is done must be. What was
--- moved meanwhile is not in the snapshot: its record is seen, not chosen, and asked for again.
+-- Unlike a sweep it waits for locked rows: a purge must be complete when it returns. A record that was
+-- moved meanwhile is not in the snapshot: it is seen but not chosen, and asked for again.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 seen AS MATERIALIZED (
     SELECT c.id, c.answer_day, c.kept_day
@@ -593,16 +592,16 @@ FROM oncekey_schema
 WHERE number = 4
 
 -- name: one_mover
--- For as long as the connection lasts.
+-- Until the connection ends.
 SELECT pg_try_advisory_lock($1)
 
 -- name: set_layout
--- In one statement: what migration 4 knows of layouts, and what 5 and 6 added. Until it is said to
--- them, all is kept as the release that had only the ones before keeps and reads it.
+-- In one statement: what migration 4 knows of layouts, and what 5 and 6 added. Until these are set,
+-- all is stored as the release with only the earlier migrations stores and reads it.
 UPDATE oncekey_schema SET layout = $1, oldest_reader = $2 WHERE number IN (4, 5, 6)
 
 -- name: open_transactions
--- Of this database, but for our own and the server's (vacuum). Any role may ask.
+-- In this database, except our own and the server's (vacuum). Any role may ask.
 SELECT coalesce(array_agg(l.virtualtransaction), '{}')
 FROM pg_locks l
 JOIN pg_stat_activity a ON a.pid = l.pid
@@ -610,7 +609,7 @@ WHERE l.locktype = 'virtualxid' AND l.pid <> pg_backend_pid()
     AND a.datname = current_database() AND a.usesysid IS NOT NULL
 
 -- name: none_open
--- Or what is prepared for a commit in two phases, and has no name of before any more.
+-- Also none prepared for a two-phase commit, which no longer has its earlier name.
 SELECT CASE
     WHEN EXISTS (
         SELECT FROM pg_locks
@@ -621,8 +620,8 @@ SELECT CASE
 END
 
 -- name: hold_for_move
--- First of a batch, which is a transaction: what is to be moved of the next records by id. The next
--- statement has a newer snapshot, which shows all that was committed until the claims were locked.
+-- The first statement of a batch, which is one transaction: lock the next records to move, by id. The
+-- next statement has a newer snapshot, which shows all that was committed before they were locked.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 span AS MATERIALIZED (
     SELECT c.id FROM bound, oncekey_claims c WHERE c.id > $2 ORDER BY c.id LIMIT $3
@@ -644,7 +643,7 @@ chosen AS MATERIALIZED (
 SELECT (SELECT id FROM span ORDER BY id DESC LIMIT 1), ARRAY(SELECT id FROM chosen)
 
 -- name: move_into_claims
--- Answers and requests; and steps into the table that has no parts.
+-- Answers and requests; and steps into the table without partitions.
 WITH chosen AS MATERIALIZED (
     SELECT c.id, c.answer_day, c.kept_day, a.status, a.headers, a.body, r.request
     FROM oncekey_claims c
@@ -681,7 +680,7 @@ INSERT INTO oncekey_steps (id, generation, name, digest, result)
 SELECT id, generation, name, digest, result FROM (SELECT * FROM taken ORDER BY position) AS t
 
 -- name: move_out_of_claims
--- Answers; and to days requests, and the steps that are not of an earlier generation.
+-- Answers; and into days: requests, and steps that are not of an earlier generation.
 WITH chosen AS MATERIALIZED (
     SELECT
         c.id, c.status, c.headers, c.body, c.request, c.request_fence,
@@ -725,7 +724,7 @@ FROM (SELECT * FROM taken WHERE is_needed ORDER BY position) AS t
 SELECT oncekey_turn_days($1)
 
 -- name: turn_days_of_answers
--- The function of migration 4, which knows of nothing else that has days.
+-- The function of migration 4, which knows only answers by day.
 SELECT oncekey_turn_days()
 
 -- name: turns_days
