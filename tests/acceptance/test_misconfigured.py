@@ -45,6 +45,19 @@ WITHOUT_LIFESPAN = {
 }
 WRONG = [each for each in MISTAKES if each != "none"]
 
+# Every mistake reaches a server in one of these ways: the program's own line raises it, the
+# middleware is not made, its store is not opened, or a route's rules are wrong.
+_EACH_WAY = ("policy seconds", "no tenant", "missing driver", "routes None")
+
+
+def _mistakes_by_server(servers: dict[str, list[str]]) -> list[tuple[str, str]]:
+    """Every mistake under the first of the servers, one of each way under all the others."""
+    first, *others = servers
+    return [
+        *((first, mistake) for mistake in WRONG),
+        *((server, mistake) for server in others for mistake in _EACH_WAY),
+    ]
+
 
 @dataclass
 class Served:
@@ -116,8 +129,7 @@ def told(running: Served, mistake: str) -> list[str]:
     return [line for line in lines if MISTAKES[mistake][0] in line]
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-@pytest.mark.parametrize("server", ASGI)
+@pytest.mark.parametrize(("server", "mistake"), _mistakes_by_server(ASGI))
 def test_a_mistake_ends_a_server_for_asgi(server: str, mistake: str, tmp_path: Path) -> None:
     path = without_drivers(tmp_path)
     with served(ASGI[server], "starlette", tmp_path, MISTAKE=mistake, PYTHONPATH=path) as ended:
@@ -138,8 +150,7 @@ def test_hypercorn_ends_its_processes_and_says_0_as_for_all_failures(tmp_path: P
         assert ended.process.wait(WAIT_S_MAX) == 0
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-@pytest.mark.parametrize("server", WSGI)
+@pytest.mark.parametrize(("server", "mistake"), _mistakes_by_server(WSGI))
 def test_a_mistake_ends_a_server_for_wsgi(server: str, mistake: str, tmp_path: Path) -> None:
     path = without_drivers(tmp_path)
     with served(WSGI[server], "wsgi", tmp_path, MISTAKE=mistake, PYTHONPATH=path) as ended:
