@@ -15,4 +15,4 @@ def set_clock(guard: Guard, clock: Clock) -> None:
 
 def set_notices(guard: Guard, notices: Notices | None) -> None:
     """Let every part of an engine look at these notices; None: at none."""
-    guard.notices = guard.admission._notices = notices
+    guard.admission.notices = notices

@@ -78,7 +78,7 @@ def two_winners_in_one_batch() -> Parts:
 
     class Careless(Queue[Task]):
         def take(self) -> list[Ticket[Task]]:
-            batch = list(self._waiting)[: self._rows_max]
+            batch = list(self.waiting)[: self._rows_max]
             for ticket in batch:
                 self.discard(ticket)
             return batch

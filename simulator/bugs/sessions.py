@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from oncekey._core import lifecycle
@@ -13,6 +14,7 @@ from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Decision, Execute, Finished, Refuse, Stored
 from oncekey._engine.lease import Phase
 from oncekey._engine.session import Session
+from oncekey.errors import StoreUnavailable
 from simulator.bugs.planting import planted
 from simulator.parts import Parts
 
@@ -96,18 +98,19 @@ def ended_twice() -> Parts:
     return Parts(session=Twice)
 
 
-@planted(seeds=500)
+@planted(seeds=2_000)
 def released_after_loss() -> Parts:
     """Who lost its record gives back what stands there now: that is another's, which still runs."""
 
     class Careless(Session):
         def failed(self, error: BaseException) -> Op[Finished | None]:
-            attempt = self.attempt
-            found: Record | None = yield Find(self.claim.id)
-            if found is not None and found.token != attempt.held.token:
-                theirs = lifecycle.Held(found.id, found.fence, found.token)
-                if found.state is State.RUNNING:
-                    yield lifecycle.release(theirs, no_effect=False, retention_s=60.0)
+            if self.attempt.lost and self._ports is not None:
+                with contextlib.suppress(StoreUnavailable):
+                    found: Record | None = yield Find(self.claim.id)
+                    if found is not None and found.state is State.RUNNING:
+                        now = lifecycle.Held(found.id, found.fence, found.token)
+                        retention_s = self.policy.retention_s + self.policy.tombstone_s
+                        yield lifecycle.release(now, no_effect=False, retention_s=retention_s)
             return (yield from super().failed(error))
 
     return Parts(session=Careless)

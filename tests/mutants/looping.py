@@ -27,7 +27,7 @@ _MUTANTS = (
     Mutant(
         "retries of one key keep the loop to themselves",
         "stores/batching.py",
-        "if self._queue:  # a reply",
+        "if self._queue.waiting:  # a reply",
         "if False:  # a reply",
         TESTS,
         "test_p11_others_have_their_turn_between_retries_of_one_key",

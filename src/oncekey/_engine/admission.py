@@ -39,7 +39,7 @@ class Admission:
         self._calls = calls
         self._ownership = ownership
         self._clock = clock
-        self._notices = notices
+        self.notices = notices
         self._quotas = quotas
 
     def heed(self, claim: Claim, *, runs: bool, heard_of: bool = False) -> Op[None]:
@@ -48,7 +48,7 @@ class Admission:
         It bars only from running. While a database is down, a store may have answers elsewhere: who
         has seen the notice before may ask for one, and looks again before it runs.
         """
-        notices = self._notices
+        notices = self.notices
         if notices is None or not notices.due(self._clock.monotonic(), runs=runs):
             return
         try:
@@ -74,7 +74,7 @@ class Admission:
         """Whether nothing can speak against running what was claimed now, as is most often so. Else
         `let_run` has to look.
         """
-        now, notices = self._clock.monotonic(), self._notices
+        now, notices = self._clock.monotonic(), self.notices
         quiet = notices is None or (now < notices.look_at and notices.amnesia is None)
         return quiet and attempt.policy.key_age_s_max is None and now < attempt.lease.until
 
@@ -96,7 +96,7 @@ class Admission:
 
     def _forgotten(self, call: Call) -> bool:
         """Whether it may have run before the store lost its memory: then it must not run now."""
-        return self._notices is not None and self._notices.forgotten(call)
+        return self.notices is not None and self.notices.forgotten(call)
 
     def _too_old(self, attempt: Attempt, call: Call) -> Problem | None:
         """Whether memory did not reach back to the making of the key when its record began: the

@@ -97,7 +97,6 @@ class Guard:
         self._token = token
         self._chance = chance
         self._waiters = Waiters()
-        self.notices = notices
         self.quotas = quotas = None if quota is None else Quotas(quota, clock, token)
         self.reports = Reports(events.Hooks() if hooks is None else hooks)
         self.replays = Replays(self.reports)
@@ -128,7 +127,8 @@ class Guard:
         decision: Decision
         try:
             looked_at = self._clock.monotonic()
-            if self.notices is not None and looked_at >= self.notices.look_at:
+            notices = self.admission.notices
+            if notices is not None and looked_at >= notices.look_at:
                 yield from self.admission.heed(claim, runs=False)
             claimed = yield from self._claim_or_find(claim, call, policy, heard_of=False)
             if isinstance(claimed, Record):

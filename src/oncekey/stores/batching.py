@@ -65,28 +65,29 @@ class Queue(Generic[W]):
     def __init__(self, *, rows_max: int = BATCH_ROWS_MAX, bytes_max: int = BATCH_BYTES_MAX) -> None:
         self._rows_max = rows_max
         self._bytes_max = bytes_max
-        self._waiting: deque[Ticket[W]] = deque()
+        self.waiting: deque[Ticket[W]] = deque()
+        """Oldest first."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(self, ticket: Ticket[W]) -> None:
         """Queue a verb, or raise `StoreUnavailable` rather than grow without bound."""
-        if len(self._waiting) >= QUEUE_ROWS_MAX:
+        if len(self.waiting) >= QUEUE_ROWS_MAX:
             raise StoreUnavailable(
                 f"{QUEUE_ROWS_MAX} verbs already wait for the store; it is too slow for this load",
                 sent=False,
             )
-        self._waiting.append(ticket)
+        self.waiting.append(ticket)
 
     def discard(self, ticket: Ticket[W]) -> None:
         """Drop a verb whose caller gave up, if it has not been sent."""
         with contextlib.suppress(ValueError):
-            self._waiting.remove(ticket)
+            self.waiting.remove(ticket)
 
     def oldest(self) -> Ticket[W] | None:
         """Return the ticket that has waited longest."""
-        return self._waiting[0] if self._waiting else None
+        return self.waiting[0] if self.waiting else None
 
     def take(self) -> list[Ticket[W]]:
         """Take the next batch, oldest first; empty if nothing waits.
@@ -95,7 +96,7 @@ class Queue(Generic[W]):
         first one's outcome. The batch is ordered by id, so that two processes that touch the same
         rows take them in the same order and cannot deadlock.
         """
-        waiting = self._waiting
+        waiting = self.waiting
         if len(waiting) == 1:
             return [waiting.popleft()]
         batch: list[Ticket[W]] = []
@@ -115,7 +116,7 @@ class Queue(Generic[W]):
         left_behind.extend(itertools.islice(waiting, len(batch) + len(left_behind), None))
         if len(batch) > 1:
             batch.sort(key=_order)
-        self._waiting = left_behind  # in one step: a signal must not lose a ticket
+        self.waiting = left_behind  # in one step: a signal must not lose a ticket
         return batch
 
 
@@ -164,12 +165,13 @@ class _AsyncLane:
     async def _work(self) -> None:
         batch: list[Ticket[asyncio.Future[Any]]] = []
         try:
-            while batch := self._queue.take():
+            while self._queue.waiting:
+                batch = self._queue.take()
                 # Do not claim for a caller that has gone.
                 wanted = [t for t in batch if not (t.waiter.cancelled() and type(t.verb) is Insert)]
                 if wanted:
                     await self._serve(wanted)
-                if self._queue:  # a reply may come without a wait: let other tasks run
+                if self._queue.waiting:  # a reply may come without a wait: let other tasks run
                     await asyncio.sleep(0)
         except BaseException:  # cancelled: no caller may wait for a worker that is gone
             self._connection.abandon()
@@ -196,7 +198,8 @@ class _AsyncLane:
             elif not batch[0].waiter.done():
                 batch[0].waiter.set_exception(error)
         else:
-            self._outage.record_success()
+            if self._outage.failed_at is not None:
+                self._outage.record_success()
             for ticket, outcome in served:
                 if outcome is AGAIN:
                     self._gatherer.ask_alone(ticket)
@@ -244,7 +247,8 @@ class AsyncGatherer:
         if loop is not self._loop:  # a new event loop cannot use the connections of the old one
             self._lanes, self._loop = {}, loop
         waiter: asyncio.Future[Any] = loop.create_future()
-        self._lane(self.store.group(question)).ask(question, waiter)
+        group = self.store.group(question)
+        (self._lanes.get(group) or self._lane(group)).ask(question, waiter)
         return waiter
 
     def ask_alone(self, ticket: Ticket[asyncio.Future[Any]]) -> None:
@@ -391,7 +395,8 @@ class _Lane:
             else:
                 batch[0].waiter.settle(None, error)
         else:
-            self._outage.record_success()
+            if self._outage.failed_at is not None:
+                self._outage.record_success()
             for ticket, outcome in served:
                 ticket.waiter.settle(outcome)
 

@@ -34,19 +34,20 @@ class _Privileges:
     the connection was made.
     """
 
-    __slots__ = ("_check_at",)
+    __slots__ = ("check_at",)
 
     def __init__(self) -> None:
-        self._check_at: float | None = None
+        self.check_at: float | None = None
+        """When to look again; None while nothing was denied."""
 
     def record_denial(self) -> None:
-        if self._check_at is None:
-            self._check_at = SystemClock.monotonic() + DENIED_S
+        if self.check_at is None:
+            self.check_at = SystemClock.monotonic() + DENIED_S
 
     def may_have_changed(self) -> bool:
-        if self._check_at is None or SystemClock.monotonic() < self._check_at:
+        if self.check_at is None or SystemClock.monotonic() < self.check_at:
             return False
-        self._check_at = None
+        self.check_at = None
         return True
 
 
@@ -69,7 +70,7 @@ class StoreConnection:
         Also drop it on an exception that is not the store's: a signal handler that enforces a time
         limit may have raised it, and the next question would get the answer to this one.
         """
-        if self._privileges.may_have_changed():
+        if self._privileges.check_at is not None and self._privileges.may_have_changed():
             self.close()
         try:
             connection = self._connection or self._connect()
@@ -150,7 +151,7 @@ class AsyncStoreConnection:
         return self._connection is not None
 
     async def perform(self, verbs: Sequence[Verb]) -> list[Any]:
-        if self._privileges.may_have_changed():
+        if self._privileges.check_at is not None and self._privileges.may_have_changed():
             await self.close()
         try:
             connection = self._connection or await self._connect()
@@ -205,7 +206,7 @@ class Outage:
     replays between the claims that fail. So an outage is over when nothing has failed for a while.
     """
 
-    __slots__ = ("_clock", "_ended", "_failed", "_failed_at", "_failures", "_level", "_logged")
+    __slots__ = ("_clock", "_ended", "_failed", "_failures", "_level", "_logged", "failed_at")
 
     def __init__(
         self,
@@ -219,14 +220,14 @@ class Outage:
         self._failed, self._ended = f"{who} {fails}", f"{who} {works}"
         self._level = level
         self._clock = clock or SystemClock()
-        self._failed_at: float | None = None
+        self.failed_at: float | None = None
         """When the last failure was, during an outage."""
         self._failures = 0
         """In a row."""
         self._logged: set[type[Exception]] = set()
 
     def record_failure(self, error: Exception) -> None:
-        self._failed_at = self._clock.monotonic()
+        self.failed_at = self._clock.monotonic()
         self._failures = min(self._failures + 1, _DOUBLINGS_MAX)
         is_ours = isinstance(error, StoreError)  # its text is enough, without a traceback
         kind = StoreError if is_ours else type(error)
@@ -237,9 +238,9 @@ class Outage:
             _log.log(self._level, "%s: %s", self._failed, reason, exc_info=trace)
 
     def record_success(self) -> None:
-        failed_at, self._failures = self._failed_at, 0
+        failed_at, self._failures = self.failed_at, 0
         if failed_at is not None and self._clock.monotonic() - failed_at >= QUIET_S:
-            self._failed_at = None
+            self.failed_at = None
             self._logged.clear()
             _log.warning("%s", self._ended)
 
