@@ -66,10 +66,10 @@ def migrated_url(postgres_url: str) -> str:
 
 @pytest.fixture
 def postgres(postgres_url: str, migrated_url: str) -> Subject:
-    return _emptied(postgres_url)
+    return _empty(postgres_url)
 
 
-def _emptied(url: str) -> Subject:
+def _empty(url: str) -> Subject:
     with psycopg.connect(url, autocommit=True) as db:
         for table in TABLES:  # faster than TRUNCATE while they are small
             db.execute(f"DELETE FROM {table}".encode())
@@ -140,12 +140,12 @@ def _mysql_subject(url: str, migrated_url: str) -> Subject:
 
 @pytest.fixture
 def separate(separate_url: str) -> Subject:
-    return _emptied(separate_url)
+    return _empty(separate_url)
 
 
 @pytest.fixture
 def partitioned(partitioned_url: str) -> Subject:
-    return _emptied(partitioned_url)
+    return _empty(partitioned_url)
 
 
 @pytest.fixture

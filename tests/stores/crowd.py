@@ -59,7 +59,7 @@ class Crowd:
     async def _work(self, disturb: Callable[[Crowd], Awaitable[None]]) -> None:
         over = asyncio.Event()
         async with Runtime(self._store) as runtime:
-            self._do = self._guarded(runtime)
+            self._do = self._guard(runtime)
             callers = [asyncio.create_task(self._call(over)) for _ in range(self._callers)]
             try:
                 await self.answered(50)
@@ -72,7 +72,7 @@ class Crowd:
                 keys = range(batch, min(batch + 64, self._next))
                 await asyncio.gather(*(self._ask(key, _GIVE_UP_S, last=True) for key in keys))
 
-    def _guarded(self, runtime: Runtime) -> Callable[[int], Awaitable[str]]:
+    def _guard(self, runtime: Runtime) -> Callable[[int], Awaitable[str]]:
         policy = Policy(recovery="block", lease_s=LEASE_S)
 
         @oncekey.once(runtime, key="{number}", name="work", policy=policy)

@@ -97,25 +97,25 @@ async def by_async_psycopg(url: str) -> AsyncIterator[Joinable]:
 
 def _sqlalchemy(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinable]]:
     @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Joinable]:
+    async def open_one(url: str) -> AsyncIterator[Joinable]:
         engine = _engine(url, driver)
         with engine.connect() as c:
             c.begin()
             yield Joinable(c, lambda: c.exec_driver_sql(ORDER), c.commit, c.rollback)
         engine.dispose()
 
-    return opened
+    return open_one
 
 
 def _session(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinable]]:
     @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Joinable]:
+    async def open_one(url: str) -> AsyncIterator[Joinable]:
         engine = _engine(url, driver)
         with Session(engine) as s:
             yield Joinable(s, lambda: s.connection().exec_driver_sql(ORDER), s.commit, s.rollback)
         engine.dispose()
 
-    return opened
+    return open_one
 
 
 def _engine(url: str, driver: str) -> Any:
@@ -140,19 +140,19 @@ def _async_engine(url: str, driver: str) -> Any:
 
 def _async_sqlalchemy(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinable]]:
     @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Joinable]:
+    async def open_one(url: str) -> AsyncIterator[Joinable]:
         engine = _async_engine(url, driver)
         async with engine.connect() as c:
             await c.begin()
             yield Joinable(c, lambda: c.exec_driver_sql(ORDER), c.commit, c.rollback)
         await engine.dispose()
 
-    return opened
+    return open_one
 
 
 def _async_session(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinable]]:
     @asynccontextmanager
-    async def opened(url: str) -> AsyncIterator[Joinable]:
+    async def open_one(url: str) -> AsyncIterator[Joinable]:
         engine = _async_engine(url, driver)
         async with AsyncSession(engine) as s:
 
@@ -163,7 +163,7 @@ def _async_session(driver: str) -> Callable[[str], AbstractAsyncContextManager[J
             yield Joinable(s, write, s.commit, s.rollback)
         await engine.dispose()
 
-    return opened
+    return open_one
 
 
 @asynccontextmanager
@@ -262,7 +262,7 @@ def call(key: str) -> Call:
     return Call("acme", "POST /orders", key, Fingerprint(1, bytes(32)))
 
 
-def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place:
+def prepare_place(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place:
     made = postgres_place if kind in POSTGRES else sqlite_place
     made = mariadb_place if kind in MARIADB else made
     place = made(request, tmp_path)

@@ -36,7 +36,7 @@ def start(gatherer: AsyncGatherer, *verbs: Verb) -> list[asyncio.Task[Any]]:
     return [asyncio.create_task(ask(verb)) for verb in verbs]
 
 
-async def gathered(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
+async def gather_all(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
     return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
 
 
@@ -70,7 +70,7 @@ async def test_arrivals_during_a_round_trip_share_the_next() -> None:
     tasks = await behind_a(store, gatherer)
     assert store.asked == [[A]]
     store.aopen.set()
-    assert await gathered(tasks) == [b"a", b"b", b"c", b"d"]
+    assert await gather_all(tasks) == [b"a", b"b", b"c", b"d"]
     assert store.asked == [[A], [B, C, D]]
 
 
@@ -118,7 +118,7 @@ async def test_each_group_travels_on_a_connection_of_its_own() -> None:
     assert store.asked == [[A], [D]]
     assert len(store.connections) == 2
     store.aopen.set()
-    assert await gathered(tasks) == [b"a", b"b", b"c", b"d"]
+    assert await gather_all(tasks) == [b"a", b"b", b"c", b"d"]
 
 
 async def test_a_pause_is_only_time() -> None:
@@ -158,7 +158,7 @@ async def test_an_unavailable_store_is_told_to_every_member_and_dropped() -> Non
     store.answer = fail
     tasks = await behind_a(store, gatherer)
     store.aopen.set()
-    first, *errors = await gathered(tasks)
+    first, *errors = await gather_all(tasks)
     assert first == b"a"
     assert [(type(e), str(e), e.sent) for e in errors] == [(StoreUnavailable, "gone", True)] * 3
     assert len({id(error) for error in errors}) == 3
@@ -197,7 +197,7 @@ async def test_a_store_that_cannot_be_reached_is_tried_again_by_the_next() -> No
 
     store.refuse = refuse
     gatherer = AsyncGatherer(store)
-    outcomes = await gathered(start(gatherer, A, B))
+    outcomes = await gather_all(start(gatherer, A, B))
     assert [outcome.sent for outcome in outcomes] == [False, False]
     store.refuse = lambda: None
     assert await gatherer.ask(A) == b"a"
@@ -225,7 +225,7 @@ async def test_p11_an_unfit_store_is_connected_to_once_for_all_who_wait() -> Non
         raise StoreUnfit("run `oncekey migrate`")
 
     store.unfit = unfit
-    errors = await gathered(start(AsyncGatherer(store), A, B, C))
+    errors = await gather_all(start(AsyncGatherer(store), A, B, C))
     assert [(type(error), str(error)) for error in errors] == [
         (StoreUnfit, "run `oncekey migrate`")
     ] * 3
@@ -243,7 +243,7 @@ async def test_one_bad_member_fails_alone() -> None:
     gatherer = AsyncGatherer(store)
     tasks = await behind_a(store, gatherer)
     store.aopen.set()
-    first, second, bad, fourth = await gathered(tasks)
+    first, second, bad, fourth = await gather_all(tasks)
     assert (first, second, fourth) == (b"a", b"b", b"d")
     assert isinstance(bad, ValueError)
     assert len(store.connections) == 3  # whoever raised that may have been in the middle of one
@@ -252,7 +252,7 @@ async def test_one_bad_member_fails_alone() -> None:
 async def test_too_few_outcomes_are_an_error_not_a_wait_for_ever() -> None:
     store = Scripted(lambda verbs: ids(verbs)[1:])
     gatherer = AsyncGatherer(store)
-    outcomes = await gathered(start(gatherer, A, B))
+    outcomes = await gather_all(start(gatherer, A, B))
     assert all(isinstance(outcome, ValueError) for outcome in outcomes)
 
 
@@ -268,7 +268,7 @@ async def test_p11_a_full_queue_refuses_at_once() -> None:
         await gatherer.ask(C)
     assert caught.value.sent is False
     store.aopen.set()
-    assert await gathered(tasks) == [b"a"] + [b"b"] * QUEUE_ROWS_MAX
+    assert await gather_all(tasks) == [b"a"] + [b"b"] * QUEUE_ROWS_MAX
 
 
 # --------------------------------------------------------------------------------- alone
@@ -285,7 +285,7 @@ async def test_what_is_asked_again_goes_on_a_lane_of_its_own() -> None:
     tasks = await behind_a(store, gatherer)
     store.aopen.set()
     await settle()
-    assert await gathered(tasks) == [b"a", b"b", b"c", b"d"]
+    assert await gather_all(tasks) == [b"a", b"b", b"c", b"d"]
     assert store.asked == [[A], [B, C, D], [C]]
     assert len(store.connections) == 2
 
@@ -298,7 +298,7 @@ async def test_those_asked_again_go_one_by_one() -> None:
     gatherer = AsyncGatherer(store)
     tasks = await behind_a(store, gatherer)
     store.aopen.set()
-    assert await gathered(tasks) == [b"a", b"b", b"c", b"d"]
+    assert await gather_all(tasks) == [b"a", b"b", b"c", b"d"]
     assert store.asked == [[A], [B, C, D], [B], [C], [D]]
 
 
@@ -313,7 +313,7 @@ async def test_whoever_leaves_does_not_disturb_the_others() -> None:
     tasks[2].cancel()  # queued
     await settle()
     store.aopen.set()
-    outcomes = await gathered(tasks)
+    outcomes = await gather_all(tasks)
     assert (outcomes[1], outcomes[3]) == (b"b", b"d")
     assert isinstance(outcomes[0], asyncio.CancelledError)
     assert isinstance(outcomes[2], asyncio.CancelledError)
@@ -337,7 +337,7 @@ async def test_p7_a_claim_that_nobody_waits_for_any_more_is_not_made() -> None:
     tasks[3].cancel()
     await settle()
     store.aopen.set()
-    await gathered(tasks)
+    await gather_all(tasks)
     await gatherer.close()
     assert store.asked == [[A], [claims[1], completion]]
 
@@ -348,7 +348,7 @@ async def test_a_cancelled_round_trip_is_told_to_all_who_waited() -> None:
     gatherer = AsyncGatherer(store)
     tasks = await behind_a(store, gatherer)
     await cancel_workers(tasks)
-    outcomes = await gathered(tasks)
+    outcomes = await gather_all(tasks)
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert [outcome.sent for outcome in outcomes] == [True, False, False, False]
     store.aopen.set()
@@ -372,7 +372,7 @@ async def test_a_batch_cancelled_while_it_is_served_one_by_one_strands_nobody() 
     await settle()
     assert store.asked == [[A], [B, C, D], [B]]
     await cancel_workers(tasks)
-    outcomes = await gathered(tasks)
+    outcomes = await gather_all(tasks)
     assert outcomes[0] == b"a"
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes[1:])
 
@@ -410,7 +410,7 @@ async def test_closing_serves_what_is_queued_then_gives_the_connections_back() -
     assert not closing.done()
     store.aopen.set()
     await closing
-    assert await gathered(tasks) == [b"a", b"b", b"c", b"d"]
+    assert await gather_all(tasks) == [b"a", b"b", b"c", b"d"]
     assert store.closed == [True, True]
 
 
@@ -425,7 +425,7 @@ async def test_closing_serves_what_has_to_be_asked_again() -> None:
     await settle()
     store.aopen.set()
     await closing
-    assert await gathered(tasks) == [b"a", b"b", b"c", b"d"]
+    assert await gather_all(tasks) == [b"a", b"b", b"c", b"d"]
     assert store.closed == [True, True]
 
 

@@ -17,7 +17,7 @@ from oncekey.errors import StoreUnavailable
 from oncekey.stores import batching
 from oncekey.stores.batching import Gatherer, Queue, _Lane
 from tests.stores.scripted import PATIENCE_S, Scripted, ids
-from tests.stores.threads import A, B, C, D, behind_a, outcomes, queued, wait_until
+from tests.stores.threads import A, B, C, D, behind_a, outcomes, queue_length, wait_until
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_a_follower_that_is_interrupted_before_it_waits_is_not_queued(
         with pytest.raises(Interrupted):
             gatherer.ask(B)
     following = threads.submit(gatherer.ask, C)
-    wait_until(lambda: queued(gatherer) > 0)
+    wait_until(lambda: queue_length(gatherer) > 0)
     store.open.set()
     assert outcomes([leading, following]) == [b"a", b"c"]
 
@@ -167,7 +167,7 @@ def test_an_interrupted_follower_is_not_made_the_leader(
     assert store.under_way.acquire(timeout=PATIENCE_S)
 
     def interrupt_main() -> None:
-        wait_until(lambda: queued(gatherer) == 1)
+        wait_until(lambda: queue_length(gatherer) == 1)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, _raise_interrupted)
@@ -177,10 +177,10 @@ def test_an_interrupted_follower_is_not_made_the_leader(
             gatherer.ask(B)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert queued(gatherer) == 0
+    assert queue_length(gatherer) == 0
     following = [threads.submit(gatherer.ask, C)] if later else []
     if later:
-        wait_until(lambda: queued(gatherer) == 1)
+        wait_until(lambda: queue_length(gatherer) == 1)
     store.open.set()
     assert outcomes([leading, *following]) == [b"a", b"c"][: 1 + later]
     assert gatherer.ask(D) == b"d"
@@ -203,9 +203,9 @@ def test_a_follower_that_is_interrupted_when_it_was_made_the_leader_leaves_an_he
     with monkeypatch.context() as patch:
         patch.setattr(batching, "threading", SimpleNamespace(Event=Interrupting))
         interrupted = threads.submit(gatherer.ask, B)
-        wait_until(lambda: queued(gatherer) == 1)
+        wait_until(lambda: queue_length(gatherer) == 1)
     following = threads.submit(gatherer.ask, C)
-    wait_until(lambda: queued(gatherer) == 2)
+    wait_until(lambda: queue_length(gatherer) == 2)
     store.open.set()
     first, second, third = outcomes([leading, interrupted, following])
     assert (first, type(second), third) == (b"a", Interrupted, b"c")
@@ -226,7 +226,7 @@ def test_a_follower_that_is_interrupted_while_its_verb_is_under_way_hears_of_jus
         return ids(verbs)
 
     def open_when_all_wait() -> None:
-        wait_until(lambda: queued(gatherer) == 2)
+        wait_until(lambda: queue_length(gatherer) == 2)
         store.open.set()
 
     store.answer = interrupt_main
@@ -234,7 +234,7 @@ def test_a_follower_that_is_interrupted_while_its_verb_is_under_way_hears_of_jus
     leading = [threads.submit(gatherer.ask, A)]
     assert store.under_way.acquire(timeout=PATIENCE_S)
     leading.append(threads.submit(gatherer.ask, B))
-    wait_until(lambda: queued(gatherer) == 1)
+    wait_until(lambda: queue_length(gatherer) == 1)
     before = signal.signal(signal.SIGUSR1, _raise_interrupted)
     try:
         threads.submit(open_when_all_wait)

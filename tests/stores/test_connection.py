@@ -124,7 +124,7 @@ def refuse() -> None:
     raise StoreUnavailable("refused\n\tis it running?", sent=False)
 
 
-def lost(verbs: Sequence[Verb]) -> list[Any]:
+def lose(verbs: Sequence[Verb]) -> list[Any]:
     raise StoreUnavailable("refused\n\tis it running?", sent=True)
 
 
@@ -156,7 +156,7 @@ def test_threads_an_outage_is_told_once_with_its_reason(caplog: pytest.LogCaptur
     gatherer.ask(find("before"))
     for _ in range(2):
         caplog.clear()
-        store.answer = lost
+        store.answer = lose
         for _ in range(3):
             with contextlib.suppress(StoreUnavailable):
                 gatherer.ask(find("meanwhile"))

@@ -57,40 +57,42 @@ Check = Callable[[Any], None]
 # ------------------------------------------------------------------------------------ questions
 
 
-def running(case: Case, **changes: Any) -> Record:
+def begin_running(case: Case, **changes: Any) -> Record:
     return case.begin(case.claim(tenant="leaving", **changes))
 
 
-def lapsed(case: Case) -> Record:
-    record = running(case, request=b"first")
+def make_lapsed(case: Case) -> Record:
+    record = begin_running(case, request=b"first")
     case.lapse()
     return case.find(record.id)
 
 
-def expired(case: Case) -> Record:
+def make_expired(case: Case) -> Record:
     record = case.stage(State.COMPLETED)
     case.expire()
     return case.find(record.id)
 
 
 def step(case: Case) -> AppendStep:
-    record = running(case)
+    record = begin_running(case)
     return AppendStep(record.id, record.fence, record.token, Step("charge", b"d", b"r"))
 
 
 WRITES: dict[str, Callable[[Case], Insert | Swap | AppendStep]] = {
     "insert": lambda case: Insert(case.claim()),
     "insert with a request": lambda case: Insert(case.claim(request=b"POST /orders")),
-    "renew": lambda case: case.renew(running(case)),
-    "complete": lambda case: case.complete(running(case)),
-    "complete with a large body": lambda case: case.complete(running(case), Answer(200, (), LARGE)),
-    "release": lambda case: case.release(running(case)),
-    "take over": lambda case: case.take(lapsed(case)),
-    "take over with a request": lambda case: case.take(lapsed(case), request=b"second"),
-    "doubt": lambda case: case.doubt(lapsed(case)),
-    "give up": lambda case: case.give_up(running(case)),
+    "renew": lambda case: case.renew(begin_running(case)),
+    "complete": lambda case: case.complete(begin_running(case)),
+    "complete with a large body": lambda case: case.complete(
+        begin_running(case), Answer(200, (), LARGE)
+    ),
+    "release": lambda case: case.release(begin_running(case)),
+    "take over": lambda case: case.take(make_lapsed(case)),
+    "take over with a request": lambda case: case.take(make_lapsed(case), request=b"second"),
+    "doubt": lambda case: case.doubt(make_lapsed(case)),
+    "give up": lambda case: case.give_up(begin_running(case)),
     "run again": lambda case: case.take(case.stage(State.RELEASED)),
-    "start over": lambda case: case.take(expired(case)),
+    "start over": lambda case: case.take(make_expired(case)),
     "resolve": lambda case: case.resolve(case.stage(State.UNKNOWN)),
     "resolve as not done": lambda case: case.resolve(case.stage(State.UNKNOWN), None),
     "step": step,
@@ -98,9 +100,9 @@ WRITES: dict[str, Callable[[Case], Insert | Swap | AppendStep]] = {
 READS: dict[str, Callable[[Case], Verb]] = {
     "replay": lambda case: Insert(case.rival(case.stage(State.COMPLETED))),
     "find": lambda case: Find(case.stage(State.COMPLETED).id),
-    "peek": lambda case: Peek(running(case).id),
-    "steps": lambda case: Steps(running(case).id),
-    "requested": lambda case: Requested(running(case, request=b"POST").id),
+    "peek": lambda case: Peek(begin_running(case).id),
+    "steps": lambda case: Steps(begin_running(case).id),
+    "requested": lambda case: Requested(begin_running(case, request=b"POST").id),
     "scan": lambda case: Scan(EVERYTHING),
     "count": lambda case: Count(),
     "due": lambda case: Due(EVERYTHING),
@@ -108,7 +110,7 @@ READS: dict[str, Callable[[Case], Verb]] = {
 }
 
 
-def written(case: Case, name: str) -> tuple[Verb, Check]:
+def write_and_check(case: Case, name: str) -> tuple[Verb, Check]:
     """A write, which must have happened once."""
     verb = WRITES[name](case)
 
@@ -144,7 +146,7 @@ def assert_swapped(verb: Swap, record: Record, outcome: Any) -> None:
         assert record.answer == verb.answer
 
 
-def applied(case: Case, verb: Verb) -> bool:
+def has_happened(case: Case, verb: Verb) -> bool:
     """Whether anything of a write has happened."""
     if isinstance(verb, AppendStep):
         return bool(case.ask(Steps(verb.id)))
@@ -156,18 +158,18 @@ def applied(case: Case, verb: Verb) -> bool:
     return (found.state, found.fence, found.token) != (verb.state, verb.fence, verb.token)
 
 
-def told(case: Case, name: str) -> tuple[Verb, Check]:
+def read_and_check(case: Case, name: str) -> tuple[Verb, Check]:
     """A look, which tells the same once more."""
     verb = READS[name](case)
 
     def check(outcome: Any) -> None:
-        assert standing(outcome) == standing(case.ask(verb))
+        assert without_times(outcome) == without_times(case.ask(verb))
         assert outcome is not None
 
     return verb, check
 
 
-def standing(outcome: Any) -> Any:
+def without_times(outcome: Any) -> Any:
     """The outcome of a look without what changes by itself."""
     match outcome:
         case Record():
@@ -177,11 +179,11 @@ def standing(outcome: Any) -> Any:
         case Found(record):
             return timeless(record)
         case list():
-            return [standing(each) for each in outcome]
+            return [without_times(each) for each in outcome]
     return outcome
 
 
-def swept(case: Case, name: str) -> tuple[Verb, Check]:
+def sweep_and_check(case: Case, name: str) -> tuple[Verb, Check]:
     gone = case.stage(State.COMPLETED)
     case.expire()
     live = case.begin()
@@ -199,7 +201,7 @@ def swept(case: Case, name: str) -> tuple[Verb, Check]:
     return Sweep(EVERYTHING), check
 
 
-def purged(case: Case, name: str) -> tuple[Verb, Check]:
+def purge_and_check(case: Case, name: str) -> tuple[Verb, Check]:
     record = case.stage(State.COMPLETED, case.claim(tenant="leaving"))
     other = case.stage(State.COMPLETED, case.claim(tenant="staying"))
 
@@ -213,9 +215,9 @@ def purged(case: Case, name: str) -> tuple[Verb, Check]:
     return Purge("leaving", EVERYTHING), check
 
 
-def tallied(case: Case, name: str) -> tuple[Verb, Check]:
+def tally_and_check(case: Case, name: str) -> tuple[Verb, Check]:
     """Counters decide nothing: they may count twice, and the record stays as it is."""
-    record = running(case)
+    record = begin_running(case)
 
     def check(outcome: Any) -> None:
         assert outcome is None
@@ -226,11 +228,11 @@ def tallied(case: Case, name: str) -> tuple[Verb, Check]:
 
 
 QUESTIONS: dict[str, Callable[[Case, str], tuple[Verb, Check]]] = {
-    **dict.fromkeys(WRITES, written),
-    **dict.fromkeys(READS, told),
-    "tally": tallied,
-    "sweep": swept,
-    "purge": purged,
+    **dict.fromkeys(WRITES, write_and_check),
+    **dict.fromkeys(READS, read_and_check),
+    "tally": tally_and_check,
+    "sweep": sweep_and_check,
+    "purge": purge_and_check,
 }
 
 
@@ -300,7 +302,7 @@ def lose_each(
         cuts = wire.cuts
         cut = wire.cut_at_next_question if lost == "question" else wire.cut_at_next_reply
         cut(skipped=message)
-        outcome = insisted(case, verb)
+        outcome = ask_until_answered(case, verb)
         wire.pass_all()
         check(outcome)
         if wire.cuts == cuts:
@@ -308,11 +310,11 @@ def lose_each(
             return
 
 
-def insisted(case: Case, verb: Verb) -> Any:
+def ask_until_answered(case: Case, verb: Verb) -> Any:
     """The outcome, asked for again if it was lost. What is said not to have been sent was not."""
     try:
         return case.ask(verb)
     except StoreUnavailable as error:
         sent = error.sent
-    assert sent or not applied(case, verb)
+    assert sent or not has_happened(case, verb)
     return case.ask(verb)

@@ -35,7 +35,7 @@ def ask(outbox_db: OutboxDatabase) -> Iterator[Ask]:
         yield lambda op: run(op, connection.ask)
 
 
-def claimed(outbox_db: OutboxDatabase, ask: Ask, ns: list[int], token: bytes) -> list[int]:
+def claim(outbox_db: OutboxDatabase, ask: Ask, ns: list[int], token: bytes) -> list[int]:
     taken = ask(outbox_db.outbox.table.claim(ns, token, lease_s=LEASE_S, attempts_max=5))
     return [row.n for row in taken]
 
@@ -49,10 +49,10 @@ def test_a_worker_whose_lease_is_over_changes_nothing_that_another_has(
 ) -> None:
     outbox_db.put("orders", b"1")
     shelf, ns = outbox_db.outbox.table, heads(outbox_db, ask)
-    assert claimed(outbox_db, ask, ns, ONE) == ns
-    assert claimed(outbox_db, ask, ns, OTHER) == []  # the lease holds
+    assert claim(outbox_db, ask, ns, ONE) == ns
+    assert claim(outbox_db, ask, ns, OTHER) == []  # the lease holds
     outbox_db.elapse(LEASE_S)
-    assert claimed(outbox_db, ask, ns, OTHER) == ns
+    assert claim(outbox_db, ask, ns, OTHER) == ns
     assert ask(shelf.remove(ns, ONE)) == 0
     assert ask(shelf.give_back([ReturnedRow(ns[0], 0.0, 0, "late", True)], ONE)) == 0
     assert ask(shelf.list_parked(10)) == []
@@ -71,8 +71,8 @@ def test_what_another_is_about_to_claim_is_not_waited_for(
     first, second, third = sorted(heads(outbox_db, ask))
     with outbox_db.connect() as another:
         another.cursor().execute(f"SELECT n FROM oncekey_outbox WHERE n = {second} FOR UPDATE")
-        assert claimed(outbox_db, ask, [first, second, third], ONE) == [first, third]
-    assert claimed(outbox_db, ask, [first, second, third], OTHER) == [second]
+        assert claim(outbox_db, ask, [first, second, third], ONE) == [first, third]
+    assert claim(outbox_db, ask, [first, second, third], OTHER) == [second]
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_a_clock_that_is_set_back_far_holds_up_nobody(outbox_db: OutboxDatabase,
     """SQLite goes by the host's boot clock, which nobody sets."""
     outbox_db.put("orders", b"1", key="k")
     ns = heads(outbox_db, ask)
-    assert claimed(outbox_db, ask, ns, ONE) == ns
+    assert claim(outbox_db, ask, ns, ONE) == ns
 
     outbox_db.elapse(2 * LEASE_S - DUE_S_MAX)
-    assert claimed(outbox_db, ask, ns, OTHER) == [], "as long as somebody's lease may be"
+    assert claim(outbox_db, ask, ns, OTHER) == [], "as long as somebody's lease may be"
     outbox_db.elapse(-2 * LEASE_S)
 
     assert [head.due for head in ask(outbox_db.outbox.table.look(b"", 10))] == [True]
-    assert claimed(outbox_db, ask, ns, OTHER) == ns
+    assert claim(outbox_db, ask, ns, OTHER) == ns
 
 
 def test_lanes_that_are_longer_than_what_is_looked_at_hide_nobody(

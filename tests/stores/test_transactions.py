@@ -33,7 +33,7 @@ from oncekey.stores.urls import open_store
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.atomic.shop import django_alias
 from tests.places import postgres_place
-from tests.stores.joining import KINDS, MARIADB, ORDER, POSTGRES, World, call, do, prepared
+from tests.stores.joining import KINDS, MARIADB, ORDER, POSTGRES, World, call, do, prepare_place
 from tests.web.client import ask
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +58,7 @@ _PARAMETERS = [
 
 @pytest.fixture(params=_PARAMETERS)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    place = prepared(request, tmp_path, request.param)
+    place = prepare_place(request, tmp_path, request.param)
     runtime = Runtime(f"{place.url}{'&' if '?' in place.url else '?'}timeout_s=0.2")
     policy = Policy(lease_s=LEASE_S).settled()
     yield World(request.param, place, runtime, policy, place.url)
@@ -246,7 +246,7 @@ async def test_a_released_attempt_that_completed_in_vain_is_given_back(world: Wo
 async def test_p2_djangos_transactions_are_joined(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    place = prepared(request, tmp_path, kind)
+    place = prepare_place(request, tmp_path, kind)
     alias = django_alias(place.url.partition("?")[0])
     world = World(kind, place, Runtime(place.url), Policy().settled(), place.url)
     kept, undone = [await world.attempt(str(uuid.uuid4())) for _ in range(2)]
@@ -277,7 +277,7 @@ async def test_p2_djangos_transactions_are_joined(
 async def test_p4_what_was_committed_is_answered_whatever_the_handler_does_then(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, commits: bool
 ) -> None:
-    place = prepared(request, tmp_path, kind)
+    place = prepare_place(request, tmp_path, kind)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async with KINDS[kind](place.url) as caller:
@@ -308,7 +308,7 @@ async def test_p4_what_was_committed_is_answered_whatever_the_handler_does_then(
 async def test_it_works_through_pgbouncer_in_transaction_mode(
     request: pytest.FixtureRequest, tmp_path: Path, pgbouncer_url: str, kind: str
 ) -> None:
-    place = prepared(request, tmp_path, kind)
+    place = prepare_place(request, tmp_path, kind)
     runtime = Runtime(f"{pgbouncer_url}?pgbouncer=true&allow=unsafe-durability")
     world = World(kind, place, runtime, Policy().settled(), pgbouncer_url)
     try:
@@ -409,7 +409,7 @@ def test_what_is_no_connection_is_told_apart() -> None:
 async def test_a_database_without_our_tables_is_refused(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    place = prepared(request, tmp_path, "asyncpg")
+    place = prepare_place(request, tmp_path, "asyncpg")
     store, libpq = open_store(place.url), place.url.partition("?")[0]
     with psycopg.connect(libpq, options="-c search_path=pg_catalog") as pg:
         refuses(store, pg, "has no oncekey tables")
@@ -421,7 +421,7 @@ async def test_other_tables_of_ours_are_refused(
     """By a search_path of its own the connection sees tables of ours, but not those of the
     store.
     """
-    place = prepared(request, tmp_path, "psycopg")
+    place = prepare_place(request, tmp_path, "psycopg")
     libpq, schema = place.url.partition("?")[0], f"s{uuid.uuid4().hex}"
     with psycopg.connect(libpq, autocommit=True) as pg:
         pg.execute(f"CREATE SCHEMA {schema}".encode())

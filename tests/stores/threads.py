@@ -26,7 +26,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("waited in vain")
 
 
-def queued(gatherer: Gatherer) -> int:
+def queue_length(gatherer: Gatherer) -> int:
     return sum(len(lane._queue) for lane in gatherer._lanes.values())
 
 
@@ -37,5 +37,5 @@ def behind_a(threads: ThreadPoolExecutor, store: Scripted, gatherer: Gatherer) -
     assert store.under_way.acquire(timeout=PATIENCE_S)
     for waiting, verb in enumerate((B, C, D), start=1):
         futures.append(threads.submit(gatherer.ask, verb))
-        wait_until(lambda waiting=waiting: queued(gatherer) == waiting)  # type: ignore[misc]
+        wait_until(lambda waiting=waiting: queue_length(gatherer) == waiting)  # type: ignore[misc]
     return futures

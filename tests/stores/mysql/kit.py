@@ -36,7 +36,7 @@ def migrate(store: MySQLStore) -> list[str]:
 
 
 @contextlib.contextmanager
-def holding(url: str, *ids: bytes, table: str = "oncekey_claims") -> Iterator[Any]:
+def lock_rows(url: str, *ids: bytes, table: str = "oncekey_claims") -> Iterator[Any]:
     """A transaction that has these rows for itself."""
     with mysql_connection(url, autocommit=False) as holder, holder.cursor() as cursor:
         for record_id in ids:

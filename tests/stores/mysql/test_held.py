@@ -17,7 +17,7 @@ from oncekey.stores.sql_batch import RowHeld
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers.mariadb import mysql_connection
-from tests.stores.mysql.kit import LOCK_WAIT, case_of, holding, until
+from tests.stores.mysql.kit import LOCK_WAIT, case_of, lock_rows, until
 from tests.stores.mysql.test_store import case, db, patient_url
 from tests.stores.postgres.kit import both_faces
 
@@ -26,7 +26,7 @@ __all__ = ["case", "db", "patient_url"]
 pytestmark = pytest.mark.slow
 
 
-def stepped(case: Case, *results: bytes | None, **claim: Any) -> Record:
+def begin_with_steps(case: Case, *results: bytes | None, **claim: Any) -> Record:
     """A running record with these steps."""
     record = case.begin(case.claim(**claim))
     for number, result in enumerate(results):
@@ -44,7 +44,7 @@ def test_p11_a_row_that_stays_held_is_given_up(
         case = Case(mariadb, asked)
         record = case.begin()
         append = AppendStep(record.id, record.fence, record.token, Step("pay", b"", b"paid"))
-        with holding(mariadb_url, record.id):
+        with lock_rows(mariadb_url, record.id):
             with pytest.raises(StoreUnavailable, match="holds the record"):
                 case.ask(case.complete(record))
             with pytest.raises(StoreUnavailable, match="holds the record"):
@@ -60,7 +60,7 @@ def test_a_batch_waits_for_no_row_and_writes_the_others(
 ) -> None:
     store = mariadb.store
     records = sorted((case.begin() for _ in range(4)), key=lambda record: record.id)
-    with contextlib.closing(store.connect()) as connection, holding(mariadb_url, records[1].id):
+    with contextlib.closing(store.connect()) as connection, lock_rows(mariadb_url, records[1].id):
         verbs = [
             case.complete(records[0]),
             case.complete(records[1]),
@@ -114,13 +114,13 @@ def test_p11_who_resolves_waits_for_no_step_of_another_record(
     mariadb: Subject, mariadb_url: str, case: Case, count: int
 ) -> None:
     """Of a table that is not much longer a server would rather read the whole."""
-    other, *records = (stepped(case, b"paid", None) for _ in range(count + 1))
+    other, *records = (begin_with_steps(case, b"paid", None) for _ in range(count + 1))
     case.lapse()
     unknown = [case.done(case.doubt(case.find(record.id))) for record in records]
     verbs = [case.resolve(record, None) for record in sorted(unknown, key=lambda r: r.id)]
     with (
         contextlib.closing(mariadb.store.connect()) as connection,
-        holding(mariadb_url, other.id, table="oncekey_steps"),
+        lock_rows(mariadb_url, other.id, table="oncekey_steps"),
     ):
         outcomes = run(mariadb.store.perform(verbs), connection.ask)
     assert [type(outcome) for outcome in outcomes] == [Done] * count
@@ -132,11 +132,11 @@ def test_p11_who_resolves_waits_for_no_step_of_another_record(
 def test_p11_who_purges_waits_for_nothing_of_another_tenant(
     mariadb_url: str, case: Case, count: int
 ) -> None:
-    other = stepped(case, b"paid")
-    leaving = [stepped(case, b"paid", tenant="leaving") for _ in range(count)]
+    other = begin_with_steps(case, b"paid")
+    leaving = [begin_with_steps(case, b"paid", tenant="leaving") for _ in range(count)]
     for record in leaving:
         case.done(case.complete(record))
-    with holding(mariadb_url, other.id), holding(mariadb_url, other.id, table="oncekey_steps"):
+    with lock_rows(mariadb_url, other.id), lock_rows(mariadb_url, other.id, table="oncekey_steps"):
         assert case.ask(Purge("leaving", 1_000)) == count
     kept = [[step.result for step in case.ask(Steps(each.id))] for each in (other, *leaving)]
     assert kept == [[b"paid"], *[[None]] * count]
@@ -149,7 +149,7 @@ def test_a_deadlock_is_asked_again_and_nothing_is_half_done(
     with case_of("sync", patient_url, mariadb_url) as case, ThreadPoolExecutor(1) as meanwhile:
         first, second = sorted((case.stage(State.COMPLETED) for _ in range(2)), key=lambda r: r.id)
         before = _deadlocks(db)
-        with holding(mariadb_url, second.id) as rival:
+        with lock_rows(mariadb_url, second.id) as rival:
             # Whoever has written less is the victim.
             rival.execute("CREATE TEMPORARY TABLE weight (n INT) ENGINE = InnoDB")
             rival.execute("INSERT INTO weight SELECT 1 FROM seq_1_to_100")
@@ -170,7 +170,7 @@ def _deadlocks(db: Any) -> int:
 def test_a_sweep_passes_over_what_somebody_holds(mariadb_url: str, case: Case) -> None:
     held, free = case.stage(State.COMPLETED), case.stage(State.COMPLETED)
     case.elapse(held.expires_in_s + 1)
-    with holding(mariadb_url, held.id):
+    with lock_rows(mariadb_url, held.id):
         assert case.ask(Sweep(10)) == 1
         assert case.ask(Find(free.id)) is None
     assert case.ask(Sweep(10)) == 1

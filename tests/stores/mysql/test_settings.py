@@ -139,7 +139,7 @@ async def session(odd: MariaDB, driver: str) -> AsyncIterator[Any]:
     connection.close()
 
 
-def joined(odd: MariaDB, driver: str, store: Store, *verbs: Verb) -> list[Any]:
+def perform_in_session(odd: MariaDB, driver: str, store: Store, *verbs: Verb) -> list[Any]:
     async def ask() -> list[Any]:
         async with session(odd, driver) as connection:
             if driver == "PyMySQL":
@@ -160,13 +160,13 @@ def test_a_callers_session_may_have_any_of_them(
         ours = (record.id, record.fence, record.token)
         appended = [AppendStep(*ours, step) for step in steps]
         verbs: list[Verb] = [*appended, Steps(record.id), Find(record.id), case.complete(record)]
-        *done, listed, found, completed = joined(odd, driver, subject.store, *verbs)
+        *done, listed, found, completed = perform_in_session(odd, driver, subject.store, *verbs)
         assert done == [Done(record.fence)] * 3
         assert listed == steps
         case.same(found, record)
         assert completed == Done(record.fence)
         assert case.find(record.id).answer == ANSWER
-        [refused] = joined(odd, driver, subject.store, case.renew(record))
+        [refused] = perform_in_session(odd, driver, subject.store, case.renew(record))
         assert isinstance(refused, Refused)
         assert refused.record is not None
         assert refused.record.answer == ANSWER

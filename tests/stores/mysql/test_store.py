@@ -38,7 +38,7 @@ from oncekey.testing.contract.subject import FACES
 from tests.servers import MariaDB, start_mariadb
 from tests.servers.mariadb import mysql_connection
 from tests.servers.process import free_port
-from tests.stores.mysql.kit import LOCK_WAIT, OTHERS, case_of, holding, migrate, until
+from tests.stores.mysql.kit import LOCK_WAIT, OTHERS, case_of, lock_rows, migrate, until
 from tests.stores.postgres.kit import both_faces, insist, start
 from tests.stores.racing import race
 from tests.stores.wire import Wire
@@ -164,14 +164,14 @@ async def test_an_async_connection_that_was_closed_while_idle_has_sent_nothing(
     connection: Any = await store.aconnect()
     await arun(store.prepare(), connection.ask)
     _kill(db, OTHERS)
-    await _heard(connection)
+    await _wait_until_broken(connection)
     with pytest.raises(StoreUnavailable, match="closed the connection") as gone:
         await arun(store.perform([Count()]), connection.ask)
     assert not gone.value.sent
     await connection.close()
 
 
-async def _heard(connection: Any) -> None:
+async def _wait_until_broken(connection: Any) -> None:
     """The loop hears of it while nobody asks."""
     for _ in range(2000):
         if connection._connection._stream_broken:
@@ -185,7 +185,7 @@ def test_a_connection_that_is_closed_while_asking_may_have_sent(
 ) -> None:
     with case_of(face, patient_url, mariadb_url) as case, ThreadPoolExecutor(1) as meanwhile:
         record = case.begin()
-        with holding(mariadb_url, record.id):
+        with lock_rows(mariadb_url, record.id):
             completing = meanwhile.submit(case.ask, case.complete(record))
             _kill(db, LOCK_WAIT)
             with pytest.raises(StoreUnavailable) as lost:
@@ -319,7 +319,7 @@ def test_p4_what_was_acknowledged_survives_a_crash(server: MariaDB, face: str) -
 
 
 @contextlib.contextmanager
-def taking(server: MariaDB, packet_bytes_max: int) -> Iterator[None]:
+def limit_packets(server: MariaDB, packet_bytes_max: int) -> Iterator[None]:
     """So much at a time, from connections that are made now."""
     with mysql_connection(server.url) as db, db.cursor() as cursor:
         cursor.execute(f"SET GLOBAL max_allowed_packet = {packet_bytes_max}")
@@ -332,11 +332,11 @@ def taking(server: MariaDB, packet_bytes_max: int) -> Iterator[None]:
 @both_faces
 def test_p3_a_server_that_is_taken_takes_the_longest_answer(server: MariaDB, face: str) -> None:
     answer = Answer(200, ((b"x-note", b"n" * 60_000),), b"a" * DEFAULTS.answer_bytes_max)
-    with taking(server, PACKET_BYTES_MIN), case_of(face, server.url, server.url) as case:
+    with limit_packets(server, PACKET_BYTES_MIN), case_of(face, server.url, server.url) as case:
         record = case.begin(case.claim(request=b"r" * DEFAULTS.request_kept_bytes_max))
         assert case.done(case.complete(record, answer)).answer == answer
     with (
-        taking(server, PACKET_BYTES_MIN - 1024),
+        limit_packets(server, PACKET_BYTES_MIN - 1024),
         pytest.raises(StoreUnfit, match="allow=small-packets"),
     ):
         start(open_url(server.url), face)
@@ -347,7 +347,7 @@ def test_p11_a_batch_is_cut_to_what_the_server_takes(server: MariaDB) -> None:
     url = f"{server.url}?allow=small-packets"
     values = [bytes([number]) * 4_000 for number in range(12)]
     with (
-        taking(server, 32_768),
+        limit_packets(server, 32_768),
         case_of("sync", url, server.url) as case,
         contextlib.closing(case.subject.store.connect()) as connection,
     ):

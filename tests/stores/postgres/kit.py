@@ -81,7 +81,7 @@ def database(server: str, how: str = "") -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def migrated(server: str) -> Iterator[str]:
+def migrated_database(server: str) -> Iterator[str]:
     """The URL of one that has its tables."""
     with database(server) as url:
         migrate(open_url(f"{url}?allow=unsafe-durability"))
@@ -91,12 +91,12 @@ def migrated(server: str) -> Iterator[str]:
 @contextlib.contextmanager
 def laid_out(server: str, layout: str) -> Iterator[str]:
     """The URL of one that keeps its records in this layout."""
-    with migrated(server) as url:
-        move(open_url(f"{url}?allow=unsafe-durability"), layout, unwatched)
+    with migrated_database(server) as url:
+        move(open_url(f"{url}?allow=unsafe-durability"), layout, ignore_progress)
         yield url
 
 
-def unwatched(_: MoveProgress | None) -> None:
+def ignore_progress(_: MoveProgress | None) -> None:
     pass
 
 

@@ -122,7 +122,7 @@ def rival_of(url: str) -> Iterator[Any]:
         yield rival
 
 
-def asking(rival: Any) -> Any:
+def ask_in(rival: Any) -> Any:
     """How to ask a store's questions in the rival's transaction."""
     return lambda asked: rival.execute(asked.sql.encode(), asked.args).fetchall()
 

@@ -30,17 +30,17 @@ from tests.stores.postgres.kit import (
     TABLES,
     Connection,
     database,
+    ignore_progress,
     migrate,
-    migrated,
+    migrated_database,
     until,
-    unwatched,
 )
 from tests.stores.postgres.layouts import (
     BY_DAY,
     DAY_S,
     REQUEST,
     age,
-    asking,
+    ask_in,
     day,
     db,
     fill,
@@ -59,7 +59,7 @@ CHARGE, MAIL = Step("charge", b"d", b"r"), Step("mail", b"d", None)
 
 @pytest.fixture(scope="module")
 def url(postgres_url: str) -> Iterator[str]:
-    with migrated(postgres_url) as url:
+    with migrated_database(postgres_url) as url:
         yield url
 
 
@@ -68,14 +68,16 @@ def case(url: str, db: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Empty, and kept by day; a batch is two records."""
     subject = subject_of(url)
     db.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
-    move(subject.store, INLINE, unwatched)  # so that only the parts of a new database are there
-    move(subject.store, PARTITIONED, unwatched)
+    move(
+        subject.store, INLINE, ignore_progress
+    )  # so that only the parts of a new database are there
+    move(subject.store, PARTITIONED, ignore_progress)
     monkeypatch.setattr(layouts, "BATCH_ROWS", 2)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
 
 
-def begun(case: Case, **changes: Any) -> Record:
+def begin_with_steps(case: Case, **changes: Any) -> Record:
     """Running, with a request and two steps."""
     record = case.begin(case.claim(request=REQUEST, recovery="resume", **changes))
     for step in (CHARGE, MAIL):
@@ -120,7 +122,7 @@ def count(db: Connection, table: str) -> int:
 def test_all_of_a_record_is_in_the_parts_of_the_day_on_which_it_expires(
     case: Case, db: Connection
 ) -> None:
-    record = begun(case, retention_s=DAY_S)
+    record = begin_with_steps(case, retention_s=DAY_S)
     assert kept_in(db, record) == {
         "oncekey_answers": set(),
         "oncekey_steps_by_day": {expiry(db, record)},
@@ -151,7 +153,7 @@ def test_p10_what_expires_later_is_not_in_the_part_of_an_earlier_day(
     case: Case, db: Connection, how: str
 ) -> None:
     """A step that is lost with its day would be run again."""
-    record = begun(case)
+    record = begin_with_steps(case)
     gone = age(db)
     case.done(LATER[how](case.find(record.id)))
     case.ask(Sweep(10))
@@ -166,7 +168,7 @@ def test_p10_what_expires_later_is_not_in_the_part_of_an_earlier_day(
 def test_p10_a_take_over_carries_steps_along_and_brings_a_request_of_its_own(
     case: Case, db: Connection
 ) -> None:
-    record = begun(case)
+    record = begin_with_steps(case)
     case.lapse()
     taken = case.done(case.take(case.find(record.id), retention_s=2 * DAY_S, request=b"newer"))
     assert case.ask(Requested(record.id)) == b"newer"
@@ -178,7 +180,7 @@ def test_p10_a_take_over_carries_steps_along_and_brings_a_request_of_its_own(
 
 
 def test_what_begins_anew_leaves_nothing_of_before(case: Case, db: Connection) -> None:
-    record = begun(case)
+    record = begin_with_steps(case)
     case.expire()
     case.done(case.take(case.find(record.id)))
     assert (case.ask(Steps(record.id)), case.ask(Requested(record.id))) == ([], None)
@@ -186,7 +188,7 @@ def test_what_begins_anew_leaves_nothing_of_before(case: Case, db: Connection) -
 
 
 def test_p12_a_purge_blanks_steps_in_parts(case: Case, db: Connection) -> None:
-    record = begun(case, tenant="leaving")
+    record = begin_with_steps(case, tenant="leaving")
     case.done(case.complete(record))
     assert case.ask(Purge("leaving", 10)) == 1
     assert [step.result for step in case.ask(Steps(record.id))] == [None, None]
@@ -201,12 +203,12 @@ def test_p10_a_day_goes_with_all_that_was_kept_under_it_and_nothing_else(
     case: Case, db: Connection
 ) -> None:
     for _ in range(2):
-        case.done(case.complete(begun(case)))
-    begun(case)
-    unknown = begun(case)
+        case.done(case.complete(begin_with_steps(case)))
+    begin_with_steps(case)
+    unknown = begin_with_steps(case)
     case.done(LATER["give up"](unknown))
     gone = age(db)
-    live = begun(case)
+    live = begin_with_steps(case)
     assert case.ask(Sweep(2)) == 2
     assert all(gone in parts(db, whole) for whole in BY_DAY), "one record is not swept yet"
     assert count(db, "oncekey_steps_by_day") == 10, "not one by one"
@@ -218,7 +220,7 @@ def test_p10_a_day_goes_with_all_that_was_kept_under_it_and_nothing_else(
 
 
 def test_p12_a_request_is_gone_as_soon_as_its_record_is_swept(case: Case, db: Connection) -> None:
-    begun(case)
+    begin_with_steps(case)
     case.expire()
     assert case.ask(Sweep(1)) == 1, "and the day is not turned"
     assert (count(db, "oncekey_requests_by_day"), count(db, "oncekey_steps_by_day")) == (0, 2)
@@ -228,7 +230,7 @@ def test_p10_a_step_that_is_being_written_keeps_its_day(
     case: Case, db: Connection, url: str
 ) -> None:
     """Its record has expired and was not swept: it may still be completed, and be asked for."""
-    record = begun(case)
+    record = begin_with_steps(case)
     gone, late = age(db), Step("late", b"d", b"r")
     with rival_of(url) as rival:
         rival.execute("SELECT FROM oncekey_claims FOR UPDATE")
@@ -237,7 +239,7 @@ def test_p10_a_step_that_is_being_written_keeps_its_day(
         rival.commit()
         held = owner(record)
         write = case.subject.store.perform([AppendStep(held.id, held.fence, held.token, late)])
-        assert run(write, asking(rival)) == [Done(record.fence)]
+        assert run(write, ask_in(rival)) == [Done(record.fence)]
         assert case.ask(Sweep(10)) == 0
         rival.commit()
     assert gone in parts(db, "oncekey_steps_by_day")
@@ -248,10 +250,10 @@ def test_p10_a_step_that_is_being_written_keeps_its_day(
 
 
 def test_days_that_occur_have_parts_however_far_away(case: Case, db: Connection) -> None:
-    first = begun(case, retention_s=90 * DAY_S)
+    first = begin_with_steps(case, retention_s=90 * DAY_S)
     assert kept_in(db, first)["oncekey_steps_by_day"] == {"other"}, "it came before its part"
     case.ask(Sweep(1))
-    later = [begun(case, retention_s=n * DAY_S) for n in (91, 92)]
+    later = [begin_with_steps(case, retention_s=n * DAY_S) for n in (91, 92)]
     for record in later:
         case.done(case.complete(record, retention_s=91 * DAY_S))
         assert kept_in(db, record)["oncekey_answers"] == {expiry(db, record)}
@@ -278,12 +280,12 @@ def test_steps_and_requests_are_written_during_a_move(
     case: Case, db: Connection, other: str, back: bool
 ) -> None:
     if not back:
-        move(case.subject.store, other, unwatched)
-    records = [begun(case) for _ in range(6)]
+        move(case.subject.store, other, ignore_progress)
+    records = [begin_with_steps(case) for _ in range(6)]
     expected = {record.id: [CHARGE, MAIL] for record in records}
 
     def watch(_: MoveProgress | None) -> None:
-        records.append(begun(case))
+        records.append(begin_with_steps(case))
         expected[records[-1].id] = [CHARGE, MAIL]
         for record in records:
             step = Step(f"step {len(expected[record.id])}", b"d", b"r")
@@ -307,8 +309,8 @@ def test_a_step_that_the_move_has_waited_for_is_taken_along(
 ) -> None:
     """It was committed after the batch had begun, whose first snapshot does not show it."""
     store = case.subject.store
-    move(store, INLINE if to == PARTITIONED else PARTITIONED, unwatched)
-    record = begun(case)
+    move(store, INLINE if to == PARTITIONED else PARTITIONED, ignore_progress)
+    record = begin_with_steps(case)
     db.execute("UPDATE oncekey_schema SET layout = %s WHERE number IN (4, 5)", (to,))
     name = "move_out_of_claims" if to == PARTITIONED else "move_into_claims"
     if to == PARTITIONED:
@@ -319,7 +321,7 @@ def test_a_step_that_the_move_has_waited_for_is_taken_along(
     held, late = owner(record), Step("late", b"d", b"r")
     with rival_of(url) as writer, rival_of(url) as mover, ThreadPoolExecutor(1) as thread:
         write = store.perform([AppendStep(held.id, held.fence, held.token, late)])
-        assert run(write, asking(writer)) == [Done(record.fence)]
+        assert run(write, ask_in(writer)) == [Done(record.fence)]
         moving = thread.submit(move_one_batch, mover, name)
         until(db, LOCK_WAIT)
         writer.commit()
@@ -327,13 +329,13 @@ def test_a_step_that_the_move_has_waited_for_is_taken_along(
         mover.commit()
     assert case.ask(Steps(record.id)) == [CHARGE, MAIL, late]
     assert case.ask(Requested(record.id)) == REQUEST
-    move(store, to, unwatched)
+    move(store, to, ignore_progress)
 
 
 def test_a_sweep_leaves_no_step_that_was_moved_after_it_began(
     case: Case, db: Connection, url: str
 ) -> None:
-    begun(case)
+    begin_with_steps(case)
     case.expire()
     db.execute("UPDATE oncekey_schema SET layout = 'inline' WHERE number IN (4, 5)")
     slowly = STATEMENTS["sweep"].replace(
@@ -391,7 +393,7 @@ def test_p2_nobody_writes_a_step_within_a_batch(
     case: Case, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store: Any = case.subject.store
-    record, written = begun(case), []
+    record, written = begin_with_steps(case), []
 
     with ThreadPoolExecutor(1) as thread:
 
@@ -400,7 +402,7 @@ def test_p2_nobody_writes_a_step_within_a_batch(
             until(db, LOCK_WAIT)
 
         monkeypatch.setattr(layouts, "_connect", lambda _: Meeting(store, meet))
-        move(store, INLINE, unwatched)
+        move(store, INLINE, ignore_progress)
     [appended] = written
     appended.result()
     assert case.ask(Steps(record.id)) == [CHARGE, MAIL, Step("late", b"d", b"r")]
@@ -417,7 +419,7 @@ def test_p9_a_move_that_loses_any_reply_has_lost_nothing(
             losing = Losing(store, number, carried_out=carried_out)
             monkeypatch.setattr(layouts, "_connect", lambda _, given=losing: given)
             try:
-                move(store, to, unwatched)
+                move(store, to, ignore_progress)
                 break
             except StoreUnavailable:
                 assert look(case) == kept, (to, number)

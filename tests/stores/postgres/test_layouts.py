@@ -31,7 +31,7 @@ from oncekey.stores.postgres.layouts import (
 from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES
-from tests.stores.postgres.kit import TABLES, Connection, migrated, unwatched
+from tests.stores.postgres.kit import TABLES, Connection, ignore_progress, migrated_database
 from tests.stores.postgres.layouts import DAY_S, age, day, fill, look, parts, subject_of
 
 WAYS = [(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def fresh_url(postgres_url: str) -> Iterator[str]:
-    with migrated(postgres_url) as url:
+    with migrated_database(postgres_url) as url:
         yield url
 
 
@@ -59,7 +59,7 @@ def case(fresh_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Empty, and of the first layout; a batch is two records."""
     subject = subject_of(fresh_url)
     db.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
-    move(subject.store, INLINE, unwatched)
+    move(subject.store, INLINE, ignore_progress)
     monkeypatch.setattr(layouts, "BATCH_ROWS", 2)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
@@ -67,7 +67,7 @@ def case(fresh_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.parametrize(("before", "after"), WAYS)
 def test_whatever_was_kept_is_kept_the_same(case: Case, before: str, after: str) -> None:
-    move(case.subject.store, before, unwatched)
+    move(case.subject.store, before, ignore_progress)
     kept = fill(case)
     shares: list[float] = []
 
@@ -82,12 +82,12 @@ def test_whatever_was_kept_is_kept_the_same(case: Case, before: str, after: str)
     assert len(shares) >= len(kept) / 2
     through_inline = after != INLINE and PARTITIONED in (before, after)
     assert [a < b for a, b in pairwise(shares)].count(False) == through_inline
-    assert move(case.subject.store, after, unwatched) == 0
+    assert move(case.subject.store, after, ignore_progress) == 0
 
 
 @pytest.mark.parametrize(("before", "after"), WAYS)
 def test_a_move_that_was_cut_short_is_taken_up_again(case: Case, before: str, after: str) -> None:
-    move(case.subject.store, before, unwatched)
+    move(case.subject.store, before, ignore_progress)
     kept = fill(case)
     for after_batches in range(1, 9):
         left = iter(range(after_batches))
@@ -100,7 +100,7 @@ def test_a_move_that_was_cut_short_is_taken_up_again(case: Case, before: str, af
             move(case.subject.store, after, watch)
         except KeyboardInterrupt:
             assert look(case) == kept
-    move(case.subject.store, after, unwatched)
+    move(case.subject.store, after, ignore_progress)
     assert look(case) == kept
     assert layouts.layout(case.subject.store) == after
 
@@ -109,7 +109,7 @@ def test_a_move_that_was_cut_short_is_taken_up_again(case: Case, before: str, af
 def test_records_are_begun_completed_and_taken_over_during_a_move(
     case: Case, before: str, after: str
 ) -> None:
-    move(case.subject.store, before, unwatched)
+    move(case.subject.store, before, ignore_progress)
     fill(case)
     waiting = [case.begin() for _ in range(12)]
     done: dict[bytes, Answer] = {}
@@ -158,10 +158,10 @@ def test_a_transaction_that_does_not_end_is_told_and_harms_nothing(
     with psycopg.connect(fresh_url) as rival:
         rival.execute("UPDATE oncekey_claims SET replays = replays")
         with pytest.raises(StoreUnavailable, match="then ask for the layout again"):
-            move(case.subject.store, SEPARATE, unwatched)
+            move(case.subject.store, SEPARATE, ignore_progress)
         rival.rollback()
     assert look(case) == kept
-    assert move(case.subject.store, SEPARATE, unwatched) == len(kept)
+    assert move(case.subject.store, SEPARATE, ignore_progress) == len(kept)
 
 
 def test_older_releases_are_kept_away_while_anything_is_inline(case: Case, db: Connection) -> None:
@@ -171,7 +171,7 @@ def test_older_releases_are_kept_away_while_anything_is_inline(case: Case, db: C
     move(case.subject.store, SEPARATE, lambda _: seen.append(db.execute(oldest).fetchone()))
     assert set(seen) == {(6,)}
     for layout, reader in ((SEPARATE, 1), (INLINE, 6), (PARTITIONED, 5), (SEPARATE, 1)):
-        move(case.subject.store, layout, unwatched)
+        move(case.subject.store, layout, ignore_progress)
         assert db.execute(oldest).fetchone() == (reader,)
 
 
@@ -180,10 +180,10 @@ def test_who_may_use_the_table_may_use_the_one_that_takes_its_place(
     case: Case, db: Connection, parts: str
 ) -> None:
     role = f"shop_{uuid.uuid4().hex}"
-    move(case.subject.store, SEPARATE if parts == PARTITIONED else PARTITIONED, unwatched)
+    move(case.subject.store, SEPARATE if parts == PARTITIONED else PARTITIONED, ignore_progress)
     db.execute(f"CREATE ROLE {role}".encode())
     db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON oncekey_answers TO {role}".encode())
-    move(case.subject.store, parts, unwatched)
+    move(case.subject.store, parts, ignore_progress)
     may = "SELECT has_table_privilege(%s, 'oncekey_answers', %s)"
     for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
         assert db.execute(may, (role, right)).fetchone() == (True,)
@@ -196,7 +196,7 @@ def test_atomic_mode_and_a_joined_completion_write_where_the_layout_says(
     case: Case, db: Connection, fresh_url: str, layout: str
 ) -> None:
     store = case.subject.store
-    move(store, layout, unwatched)
+    move(store, layout, ignore_progress)
     claim, joined = case.claim(schema_version=2), case.begin()
     complete = lifecycle.complete(Held(claim.id, 0, claim.token), ANSWER, retention_s=60.0)
     with psycopg.connect(fresh_url, cursor_factory=psycopg.RawCursor) as caller:
@@ -229,18 +229,18 @@ def test_two_moves_at_a_time_would_undo_each_other(case: Case, fresh_url: str) -
 
     def watch(_: MoveProgress | None) -> None:
         with pytest.raises(StoreUnavailable, match="another process is changing the layout"):
-            move(case.subject.store, PARTITIONED, unwatched)
+            move(case.subject.store, PARTITIONED, ignore_progress)
 
     assert move(case.subject.store, SEPARATE, watch) > 0
     pooled = open_url(f"{fresh_url}?allow=unsafe-durability&pgbouncer=true")
     with pytest.raises(Misuse, match="not PgBouncer"):
-        move(pooled, PARTITIONED, unwatched)
+        move(pooled, PARTITIONED, ignore_progress)
 
 
 def test_a_table_that_is_in_use_is_not_replaced(case: Case) -> None:
     """Not even by one who overlooked that the layout was changed meanwhile."""
     store = case.subject.store
-    move(store, SEPARATE, unwatched)
+    move(store, SEPARATE, ignore_progress)
     kept = fill(case)
     with closing(store.connect()) as connection, pytest.raises(psycopg.errors.RaiseException):
         run(layouts._replace_table(True), connection.ask)
@@ -250,9 +250,9 @@ def test_a_table_that_is_in_use_is_not_replaced(case: Case) -> None:
 def test_only_postgres_has_layouts() -> None:
     store: Store = MemoryStore()
     with pytest.raises(Misuse, match="only PostgreSQL has others"):
-        move(store, INLINE, unwatched)
+        move(store, INLINE, ignore_progress)
     with pytest.raises(Misuse, match="no layout 'sideways'"):
-        move(store, "sideways", unwatched)
+        move(store, "sideways", ignore_progress)
 
 
 # ------------------------------------------------------------------------------- days and parts
@@ -260,7 +260,7 @@ def test_only_postgres_has_layouts() -> None:
 
 @pytest.fixture
 def by_day(case: Case) -> Case:
-    move(case.subject.store, PARTITIONED, unwatched)
+    move(case.subject.store, PARTITIONED, ignore_progress)
     return case
 
 

@@ -25,10 +25,16 @@ from oncekey.stores.postgres.statements import STATEMENTS
 from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, owner
-from tests.stores.postgres.kit import LOCK_WAIT, Connection, migrated, until, unwatched
+from tests.stores.postgres.kit import (
+    LOCK_WAIT,
+    Connection,
+    ignore_progress,
+    migrated_database,
+    until,
+)
 from tests.stores.postgres.layouts import (
     age,
-    asking,
+    ask_in,
     day,
     db,
     move_one_batch,
@@ -45,7 +51,7 @@ KEPT = Answer(201, ((b"x", b"1"),), b"kept")
 
 @pytest.fixture
 def url(postgres_url: str) -> Iterator[str]:
-    with migrated(postgres_url) as url:
+    with migrated_database(postgres_url) as url:
         yield url
 
 
@@ -56,7 +62,7 @@ def case(url: str) -> Iterator[Case]:
         yield Case(subject, face)
 
 
-def completed(case: Case) -> Record:
+def begin_and_complete(case: Case) -> Record:
     return case.done(case.complete(case.begin(), KEPT))
 
 
@@ -68,7 +74,7 @@ def test_p4_an_answer_that_was_written_by_an_old_snapshot_is_taken_along(
 ) -> None:
     """A caller's transaction, REPEATABLE READ, sees the layout as it was when it began."""
     store = case.subject.store
-    move(store, SEPARATE, unwatched)
+    move(store, SEPARATE, ignore_progress)
     record = case.begin()
     with rival_of(url) as rival:
         rival.isolation_level = IsolationLevel.REPEATABLE_READ
@@ -77,7 +83,7 @@ def test_p4_an_answer_that_was_written_by_an_old_snapshot_is_taken_along(
         def watch(_: MoveProgress | None) -> None:
             if rival.info.transaction_status:
                 complete = store.perform([case.complete(record, KEPT)])
-                assert run(complete, asking(rival)) == [Done(record.fence)]
+                assert run(complete, ask_in(rival)) == [Done(record.fence)]
                 rival.commit()
 
         move(store, PARTITIONED, watch)
@@ -89,8 +95,8 @@ def test_p3_an_old_snapshot_shows_the_answer_until_its_transaction_ends(
 ) -> None:
     """It would look for it in a table that was replaced since."""
     store = case.subject.store
-    move(store, SEPARATE, unwatched)
-    record = completed(case)
+    move(store, SEPARATE, ignore_progress)
+    record = begin_and_complete(case)
     found: list[Any] = []
     with rival_of(url) as older, rival_of(url) as rival:
         rival.isolation_level = IsolationLevel.REPEATABLE_READ
@@ -101,7 +107,7 @@ def test_p3_an_old_snapshot_shows_the_answer_until_its_transaction_ends(
                 older.commit()
                 rival.execute("SELECT 1 FROM oncekey_schema")
             elif moved is None or moved.to == PARTITIONED:
-                found.extend(run(store.perform([Find(record.id)]), asking(rival)))
+                found.extend(run(store.perform([Find(record.id)]), ask_in(rival)))
                 rival.commit()
 
         move(store, PARTITIONED, watch)
@@ -111,7 +117,7 @@ def test_p3_an_old_snapshot_shows_the_answer_until_its_transaction_ends(
 
 def test_what_vacuum_holds_is_not_in_the_way(case: Case, url: str) -> None:
     """It may hold its lock on a large table for hours."""
-    completed(case)
+    begin_and_complete(case)
     with rival_of(url) as older, rival_of(url) as vacuum:
         older.execute("LOCK TABLE oncekey_claims IN ROW EXCLUSIVE MODE")
 
@@ -126,7 +132,7 @@ def test_what_vacuum_holds_is_not_in_the_way(case: Case, url: str) -> None:
 
 def test_a_held_record_is_waited_for_again(case: Case, url: str) -> None:
     """Whoever holds it may want one that the move holds: the caller must not be the one to fail."""
-    records = sorted((completed(case) for _ in range(2)), key=lambda record: record.id)
+    records = sorted((begin_and_complete(case) for _ in range(2)), key=lambda record: record.id)
     hold = "SELECT FROM oncekey_claims WHERE id = $1 FOR UPDATE"
     waits: list[None] = []
     with rival_of(url) as older, rival_of(url) as holder:
@@ -165,7 +171,7 @@ def test_a_role_without_rights_sees_which_transactions_are_open(db: Connection, 
 def test_p12_a_purge_blanks_what_was_moved_after_it_began(
     case: Case, db: Connection, url: str
 ) -> None:
-    record = completed(case)
+    record = begin_and_complete(case)
     db.execute("UPDATE oncekey_schema SET layout = 'separate' WHERE number = 4")
     with rival_of(url) as mover, ThreadPoolExecutor(1) as thread:
         move_one_batch(mover)
@@ -180,7 +186,7 @@ def test_p12_a_purge_blanks_what_was_moved_after_it_began(
 def test_a_sweep_leaves_no_answer_that_was_moved_after_it_began(
     case: Case, db: Connection, url: str
 ) -> None:
-    completed(case)
+    begin_and_complete(case)
     case.expire()
     db.execute("UPDATE oncekey_schema SET layout = 'separate' WHERE number = 4")
     with rival_of(url) as mover, rival_of(url) as sweeper:
@@ -214,8 +220,8 @@ def test_a_table_that_is_replaced_keeps_its_owner(case: Case, db: Connection) ->
         db.execute(f"ALTER TABLE oncekey_{table} OWNER TO {role}".encode())
     try:
         for layout in (PARTITIONED, SEPARATE):
-            completed(case)
-            move(case.subject.store, layout, unwatched)
+            begin_and_complete(case)
+            move(case.subject.store, layout, ignore_progress)
             may = "SELECT has_table_privilege(%s, 'oncekey_answers', 'INSERT')"
             assert db.execute(may, (role,)).fetchone() == (True,)
             case.ask(Sweep(10))
@@ -224,10 +230,10 @@ def test_a_table_that_is_replaced_keeps_its_owner(case: Case, db: Connection) ->
 
 
 def test_a_table_that_is_replaced_stays_in_its_schema(case: Case, db: Connection, url: str) -> None:
-    record = completed(case)
+    record = begin_and_complete(case)
     db.execute("CREATE SCHEMA mine")
     path = "options=-csearch_path%3Dmine,public"
-    move(open_url(f"{url}?allow=unsafe-durability&{path}"), PARTITIONED, unwatched)
+    move(open_url(f"{url}?allow=unsafe-durability&{path}"), PARTITIONED, ignore_progress)
     assert case.find(record.id).answer == KEPT
     case.ask(Sweep(10))
     assert db.execute("SELECT to_regclass('mine.oncekey_answers')").fetchone() == (None,)
@@ -235,8 +241,8 @@ def test_a_table_that_is_replaced_stays_in_its_schema(case: Case, db: Connection
 
 def test_p10_a_temporary_table_of_the_same_name_drops_no_day(case: Case, db: Connection) -> None:
     """The function runs with its owner's rights, for whoever calls it."""
-    move(case.subject.store, PARTITIONED, unwatched)
-    record = completed(case)
+    move(case.subject.store, PARTITIONED, ignore_progress)
+    record = begin_and_complete(case)
     name = age(db)
     db.execute("CREATE TEMP TABLE oncekey_claims (LIKE public.oncekey_claims)")
     db.execute("SELECT oncekey_turn_days('answers')")
@@ -249,7 +255,7 @@ def test_p10_a_temporary_table_of_the_same_name_drops_no_day(case: Case, db: Con
 
 def test_parts_are_there_together_with_their_table(case: Case, db: Connection) -> None:
     """What somebody holds a moment later must not send all answers to the part of the others."""
-    move(case.subject.store, INLINE, unwatched)
+    move(case.subject.store, INLINE, ignore_progress)
     with closing(case.subject.store.connect()) as connection:
         first = next(layouts._replace_table(True))
         connection.ask(first)
@@ -259,7 +265,7 @@ def test_parts_are_there_together_with_their_table(case: Case, db: Connection) -
 def test_a_sweep_survives_an_answer_that_comes_as_its_part_is_made(
     case: Case, db: Connection, url: str
 ) -> None:
-    move(case.subject.store, PARTITIONED, unwatched)
+    move(case.subject.store, PARTITIONED, ignore_progress)
     coming = day(db, 2)
     db.execute(f"DROP TABLE oncekey_answers_{coming}".encode())
     db.execute("ALTER FUNCTION oncekey_turn_days(text) SET lock_timeout = '60s'")
@@ -277,12 +283,12 @@ def test_a_sweep_survives_an_answer_that_comes_as_its_part_is_made(
 def test_a_sweep_goes_on_where_a_move_has_left_no_days_to_turn(case: Case) -> None:
     """It has seen that there are parts; when it comes to them, they and their function are gone."""
     store = case.subject.store
-    move(store, PARTITIONED, unwatched)
+    move(store, PARTITIONED, ignore_progress)
     with closing(store.connect()) as connection:
 
         def ask(asked: Any) -> Any:
             if asked.sql == STATEMENTS["turn_days"]:
-                move(store, INLINE, unwatched)
+                move(store, INLINE, ignore_progress)
                 with pytest.raises(StoreUnavailable, match=r"layout is under way.* try again"):
                     connection.ask(asked)
             return connection.ask(asked)
@@ -294,7 +300,7 @@ def test_a_sweep_goes_on_where_a_move_has_left_no_days_to_turn(case: Case) -> No
 def test_nobody_turns_days_while_their_table_is_replaced(case: Case, url: str) -> None:
     """Half-way it would find tables of another kind, or none. The move tries again."""
     store = case.subject.store
-    move(store, PARTITIONED, unwatched)
+    move(store, PARTITIONED, ignore_progress)
     waits: list[None] = []
 
     def watch(moved: MoveProgress | None) -> None:
@@ -309,7 +315,7 @@ def test_nobody_turns_days_while_their_table_is_replaced(case: Case, url: str) -
 
 
 def test_p11_what_has_no_part_is_removed_by_ten_thousand(case: Case, db: Connection) -> None:
-    move(case.subject.store, PARTITIONED, unwatched)
+    move(case.subject.store, PARTITIONED, ignore_progress)
     db.execute(
         "INSERT INTO oncekey_answers "
         "SELECT now()::date - 9, int4send(i), 200, '' FROM generate_series(1, 10001) i"

@@ -28,7 +28,7 @@ from oncekey.stores.postgres.store import PostgresStore, open_url
 from oncekey.stores.sql import migrations
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, owner
-from tests.stores.postgres.kit import Connection, database, migrate, unwatched
+from tests.stores.postgres.kit import Connection, database, ignore_progress, migrate
 from tests.stores.postgres.layouts import REQUEST, db, parts, subject_of
 
 __all__ = ["db"]
@@ -74,13 +74,13 @@ def url(postgres_url: str) -> Iterator[str]:
 
 
 @contextmanager
-def asking(url: str) -> Iterator[Case]:
+def open_case(url: str) -> Iterator[Case]:
     subject = subject_of(url)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
 
 
-def begun(case: Case, **changes: Any) -> Held:
+def begin_with_step(case: Case, **changes: Any) -> Held:
     held = owner(case.begin(case.claim(request=REQUEST, recovery="resume", **changes)))
     assert case.ask(AppendStep(held.id, held.fence, held.token, CHARGE)) == Done(held.fence)
     return held
@@ -107,13 +107,13 @@ def test_inline_rows_stay_readable_for_the_release_before_until_the_layout_is_sa
     )
     oldest = "SELECT max(oldest_reader) FROM oncekey_schema"
     usual = {"lease_s": 30.0, "retention_s": 86_400.0}
-    with of_before(url, INLINE, monkeypatch) as store, asking(url) as case:
+    with of_before(url, INLINE, monkeypatch) as store, open_case(url) as case:
         migrate(store)
         case.done(case.complete(case.begin(case.claim(key=str(uuid.uuid4()), **usual))))
         settle(case, url)
         assert db.execute(unread).fetchone() == (0,)
         assert db.execute(oldest).fetchone() == (4,), "and so it may start"
-        move(store, INLINE, unwatched)
+        move(store, INLINE, ignore_progress)
         case.done(case.complete(case.begin(case.claim(key=str(uuid.uuid4()), **usual))))
         settle(case, url)
         assert db.execute(unread).fetchone() == (2,)
@@ -123,9 +123,9 @@ def test_inline_rows_stay_readable_for_the_release_before_until_the_layout_is_sa
 def test_days_of_answers_are_turned_as_before_until_the_layout_is_said_again(
     url: str, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with of_before(url, PARTITIONED, monkeypatch) as store, asking(url) as case:
+    with of_before(url, PARTITIONED, monkeypatch) as store, open_case(url) as case:
         migrate(store)
-        begun(case)
+        begin_with_step(case)
         case.ask(Sweep(10))
         assert db.execute("SELECT count(*) FROM turned").fetchone() == (1,)
         assert not parts(db, "oncekey_steps_by_day")
@@ -134,12 +134,12 @@ def test_days_of_answers_are_turned_as_before_until_the_layout_is_said_again(
 def test_answers_that_had_days_before_steps_did_are_joined_by_them(
     url: str, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with of_before(url, PARTITIONED, monkeypatch) as store, asking(url) as case:
+    with of_before(url, PARTITIONED, monkeypatch) as store, open_case(url) as case:
         migrate(store)
-        older = begun(case)
+        older = begin_with_step(case)
         done = case.done(case.complete(case.begin()))
-        assert move(store, PARTITIONED, unwatched) == 1
-        newer = begun(case)
+        assert move(store, PARTITIONED, ignore_progress) == 1
+        newer = begin_with_step(case)
         case.ask(Sweep(10))
         for held in (older, newer):
             assert case.ask(Steps(held.id)) == [CHARGE]
@@ -147,7 +147,7 @@ def test_answers_that_had_days_before_steps_did_are_joined_by_them(
         assert case.find(done.id).answer == done.answer
         for whole in ("oncekey_answers", "oncekey_steps_by_day", "oncekey_requests_by_day"):
             assert len(parts(db, whole)) > 2
-        move(store, INLINE, unwatched)
+        move(store, INLINE, ignore_progress)
         assert case.ask(Steps(older.id)) == [CHARGE]
         left = "SELECT count(*) FROM pg_proc WHERE proname = 'oncekey_turn_days'"
         assert (layout(store), db.execute(left).fetchone()) == (INLINE, (0,))
@@ -160,7 +160,7 @@ def test_a_move_waits_for_the_end_of_a_connection_that_has_moved(url: str) -> No
     last.execute("SELECT pg_advisory_lock(%s)", (MOVERS,))
     timer = threading.Timer(0.3, last.close)
     timer.start()
-    assert move(store, INLINE, unwatched) == 0
+    assert move(store, INLINE, ignore_progress) == 0
     timer.join()
 
 
@@ -182,8 +182,8 @@ def test_who_is_not_allowed_functions_by_default_completes_and_sweeps(
         db.execute(f"GRANT ALL ON ALL {what} IN SCHEMA public TO {role}".encode())
     shop = urlsplit(url)
     theirs = shop._replace(netloc=f"{role}:p@{shop.hostname}:{shop.port}").geturl()
-    with asking(theirs) as case:
+    with open_case(theirs) as case:
         case.done(case.complete(case.begin()))
-        move(store, PARTITIONED, unwatched)
+        move(store, PARTITIONED, ignore_progress)
         assert case.ask(Sweep(10)) == 0
     db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

@@ -31,7 +31,7 @@ from oncekey.testing.contract import (
 )
 from oncekey.testing.contract.subject import FACES
 from tests.stores import elapse
-from tests.stores.postgres.kit import TABLES, migrated, unwatched
+from tests.stores.postgres.kit import TABLES, ignore_progress, migrated_database
 
 ODD = {
     # How SQL is read.
@@ -69,7 +69,7 @@ OLD = {"standard_conforming_strings": "off"}
 @contextlib.contextmanager
 def _with(server: str, settings: dict[str, str]) -> Iterator[str]:
     """The URL of a database with these settings."""
-    with migrated(server) as url, psycopg.connect(url, autocommit=True) as db:
+    with migrated_database(server) as url, psycopg.connect(url, autocommit=True) as db:
         for setting, value in settings.items():
             name = urlsplit(url).path[1:]
             db.execute(f"ALTER DATABASE {name} SET {setting} = '{value}'".encode())
@@ -144,7 +144,7 @@ def test_days_are_made_and_dropped(postgres_url: str, pgbouncer_url: str, way: s
     """By a function, which runs under the settings of whoever sweeps."""
     with _with(postgres_url, ODD | OLD) as url, psycopg.connect(url, autocommit=True) as db:
         direct = open_url(f"{url}?allow=unsafe-durability")
-        move(direct, PARTITIONED, unwatched)
+        move(direct, PARTITIONED, ignore_progress)
         parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'oncekey_answers'::regclass"
         [made] = db.execute(parts).fetchone() or ()
         assert made == 4  # three days, and the others
@@ -190,7 +190,7 @@ def test_a_callers_session_may_have_any_of_them(odd_url: str, driver: str) -> No
 
 def test_a_callers_session_that_gives_texts_as_bytes_is_refused_by_name(postgres_url: str) -> None:
     """As on a database in SQL_ASCII, unless the caller says otherwise."""
-    with migrated(postgres_url) as url:
+    with migrated_database(postgres_url) as url:
         outbox = Outbox(f"{url}?allow=unsafe-durability")
         with psycopg.connect(url, client_encoding="sql_ascii") as connection:
             with pytest.raises(Misuse, match="client_encoding=utf8"):

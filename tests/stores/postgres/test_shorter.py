@@ -20,7 +20,7 @@ from oncekey.stores.postgres import transactions
 from oncekey.stores.postgres.layouts import INLINE, LAYOUTS, SEPARATE, move
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, timeless
-from tests.stores.postgres.kit import TABLES, Connection, migrated, unwatched
+from tests.stores.postgres.kit import TABLES, Connection, ignore_progress, migrated_database
 from tests.stores.postgres.layouts import db, subject_of
 
 __all__ = ["db"]
@@ -34,7 +34,7 @@ UNUSUAL: dict[str, Any] = {"lease_s": 29.5, "retention_s": 86_401.0, "fingerprin
 
 @pytest.fixture(scope="module")
 def url(postgres_url: str) -> Iterator[str]:
-    with migrated(postgres_url) as url:
+    with migrated_database(postgres_url) as url:
         yield url
 
 
@@ -42,7 +42,7 @@ def url(postgres_url: str) -> Iterator[str]:
 def case(url: str, db: Connection) -> Iterator[Case]:
     subject = subject_of(url)
     db.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
-    move(subject.store, INLINE, unwatched)
+    move(subject.store, INLINE, ignore_progress)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
 
@@ -87,12 +87,12 @@ def test_a_move_says_all_and_leaves_it_out_again(case: Case, db: Connection, lay
     case.done(case.renew(case.ask(Scan(100))[-1]))
     kept = {record.id: timeless(record) for record in case.ask(Scan(100))}
     shorter = left_out(db)
-    move(case.subject.store, layout, unwatched)
+    move(case.subject.store, layout, ignore_progress)
     assert {record.id: timeless(record) for record in case.ask(Scan(100))} == kept
     said = "key, lease_s, retention_s, fingerprint_version, beat, recovery, attempt"
     whole = f"SELECT count(*) FROM oncekey_claims WHERE ({said}) IS NOT NULL AND key_uuid IS NULL"
     assert db.execute(whole.encode()).fetchone() == (len(kept),), "as an older release needs it"
-    move(case.subject.store, INLINE, unwatched)
+    move(case.subject.store, INLINE, ignore_progress)
     assert {record.id: timeless(record) for record in case.ask(Scan(100))} == kept
     assert left_out(db) <= shorter
 
@@ -135,7 +135,7 @@ def test_p12_a_purge_blanks_a_key_that_is_a_uuid(case: Case, db: Connection) -> 
 
 @pytest.mark.parametrize("layout", [INLINE, SEPARATE])
 def test_atomic_mode_leaves_out_the_same(case: Case, db: Connection, url: str, layout: str) -> None:
-    move(case.subject.store, layout, unwatched)
+    move(case.subject.store, layout, ignore_progress)
     for claim in claims(case):
         complete = lifecycle.complete(Held(claim.id, 0, claim.token), ANSWER, retention_s=60.0)
         with psycopg.connect(url, cursor_factory=psycopg.RawCursor) as caller:

@@ -201,7 +201,7 @@ async def test_a_task_that_is_cancelled_does_not_cancel_its_statement(
 def test_a_thread_that_is_interrupted_does_not_cancel_its_statement(
     postgres: Subject, postgres_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_: Any, gen: Any) -> Any:
+    def interrupt(_: Any, gen: Any) -> Any:
         awaited = next(gen)
         while not db.execute(f"SELECT 1 {LOCK_WAIT}".encode()).fetchone():
             awaited = gen.send((yield awaited))
@@ -214,7 +214,7 @@ def test_a_thread_that_is_interrupted_does_not_cancel_its_statement(
         with psycopg.connect(postgres_url) as holder:
             holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
             with monkeypatch.context() as patch:
-                patch.setattr(module._Bounded, "_until_deadline", interrupted)
+                patch.setattr(module._Bounded, "_until_deadline", interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     run(postgres.store.perform([case.complete(record)]), connection.ask)
         until(db, "FROM oncekey_claims WHERE state = 'completed'")

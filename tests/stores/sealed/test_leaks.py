@@ -38,7 +38,7 @@ from tests.servers.redis_cluster import start_redis_cluster
 from tests.servers.redis_sentinel import start_watched_redis
 from tests.servers.skipping import or_skip
 from tests.stores.dynamodb import kit
-from tests.stores.postgres.kit import unwatched
+from tests.stores.postgres.kit import ignore_progress
 from tests.stores.sealed.kit import SECOND, SECRET, ask
 
 pytestmark = pytest.mark.slow
@@ -167,7 +167,7 @@ def postgres_engine(tmp_path: Path, layout: str = INLINE) -> Iterator[Engine]:
         for url in urls:
             store = open_store(url)
             migrate(store)
-            move(store, layout, unwatched)
+            move(store, layout, ignore_progress)
         yield Engine(urls, lambda: _stopped(server))
 
 

@@ -182,7 +182,7 @@ def threads_that_call(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) ->
 LOOP, THREAD = "MainThread", "oncekey-sqlite"
 
 
-def asking(path: Path, scene: Callable[[AsyncGatherer], Awaitable[None]]) -> None:
+def play(path: Path, scene: Callable[[AsyncGatherer], Awaitable[None]]) -> None:
     """Play a scene with a store that has answered quickly so far."""
 
     async def main() -> None:
@@ -215,7 +215,7 @@ def test_what_comes_alone_is_answered_in_the_loop_while_answers_are_quick(
         assert await gatherer.ask(Peek(attempt.id)) is not None
         assert asked_in == [LOOP] * 4
 
-    asking(path, scene)
+    play(path, scene)
 
 
 def test_after_a_slow_answer_the_loop_waits_for_the_disk_no_more(
@@ -228,7 +228,7 @@ def test_after_a_slow_answer_the_loop_waits_for_the_disk_no_more(
             await gatherer.ask(Insert(claim(f"slow-{number}")))
         assert asked_in == [LOOP, THREAD, THREAD]
 
-    asking(path, scene)
+    play(path, scene)
 
 
 def test_p11_the_loop_does_not_wait_for_another_writer(
@@ -248,7 +248,7 @@ def test_p11_the_loop_does_not_wait_for_another_writer(
             assert asked_in == [LOOP, THREAD]
             assert LOOP not in waited_in
 
-    asking(path, scene)
+    play(path, scene)
 
 
 def test_a_replay_waits_for_no_writer_at_all(path: Path, asked_in: list[str]) -> None:
@@ -259,7 +259,7 @@ def test_a_replay_waits_for_no_writer_at_all(path: Path, asked_in: list[str]) ->
             assert isinstance(await gatherer.ask(Insert(claim("before-1"))), Found)
             assert asked_in == [LOOP]
 
-    asking(path, scene)
+    play(path, scene)
 
 
 def test_p11_the_loop_makes_no_checkpoint(
@@ -274,7 +274,7 @@ def test_p11_the_loop_makes_no_checkpoint(
         assert LOOP in asked_in
         assert set(made_in) == {THREAD}
 
-    asking(path, scene)
+    play(path, scene)
 
 
 def test_a_crowd_shares_its_commits_in_the_thread(path: Path, asked_in: list[str]) -> None:
@@ -284,7 +284,7 @@ def test_a_crowd_shares_its_commits_in_the_thread(path: Path, asked_in: list[str
         assert await asyncio.gather(*map(gatherer.ask, verbs)) == [Inserted(1)] * 20
         assert asked_in == []
 
-    asking(path, scene)
+    play(path, scene)
 
 
 def test_p11_others_have_their_turn_between_retries_of_one_key(
@@ -303,7 +303,7 @@ def test_p11_others_have_their_turn_between_retries_of_one_key(
         assert turns >= len(retries)
         assert all(isinstance(found, Found) for found in await asyncio.gather(*retries))
 
-    asking(path, scene)
+    play(path, scene)
 
 
 @pytest.mark.parametrize(("more", "where"), [(0, [LOOP]), (1, [])], ids=["short", "long"])
@@ -321,7 +321,7 @@ def test_a_long_answer_is_written_by_the_thread(
         assert found.answer is not None
         assert found.answer.body == body
 
-    asking(path, scene)
+    play(path, scene)
 
 
 def test_that_the_file_was_taken_away_is_noticed_in_the_loop_too(
@@ -340,7 +340,7 @@ def test_that_the_file_was_taken_away_is_noticed_in_the_loop_too(
         with pytest.raises(StoreUnfit, match="was removed while it was in use"):
             await gatherer.ask(Insert(claim("order-1")))
 
-    asking(path, scene)
+    play(path, scene)
 
 
 def test_a_connection_that_is_in_use_is_not_waited_for_by_the_loop(

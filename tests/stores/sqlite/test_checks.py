@@ -20,7 +20,7 @@ def start(store: SqliteStore) -> None:
         run(store.prepare(), connection.ask)
 
 
-def examined(store: SqliteStore) -> Examination:
+def examine(store: SqliteStore) -> Examination:
     with contextlib.closing(store.connect()) as connection:
         return run(store.examine(), connection.ask)
 
@@ -88,11 +88,11 @@ def test_what_this_machine_says_can_be_read(
 
 def test_a_look_changes_nothing(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "keys.db")
-    looked = examined(store)
+    looked = examine(store)
     assert not looked.readable
     assert "the first use makes it" in looked.findings[3].seen
     start(store)
-    looked = examined(store)
+    looked = examine(store)
     assert looked.readable
     assert {found.level for found in looked.findings} <= {Level.FINE, Level.ADVICE}
     assert looked.size is not None

@@ -35,7 +35,7 @@ ODD = {
 }
 
 
-def joined(path: Path, *verbs: Verb, **how: Any) -> list[Any]:
+def perform_in_transaction(path: Path, *verbs: Verb, **how: Any) -> list[Any]:
     """What they come to in a transaction on a connection that has all of it."""
     with contextlib.closing(sqlite3.connect(path, **how)) as connection:
         for name, value in ODD.items():
@@ -60,13 +60,13 @@ def test_a_callers_connection_may_have_any_of_them(tmp_path: Path, case: Case) -
     path = tmp_path / "keys.db"
     how = {"detect_types": sqlite3.PARSE_DECLTYPES | sqlite3.PARSE_COLNAMES}
     verbs: list[Verb] = [*appended, Steps(record.id), Find(record.id), case.complete(record)]
-    *done, listed, found, completed = joined(path, *verbs, **how)
+    *done, listed, found, completed = perform_in_transaction(path, *verbs, **how)
     assert done == [Done(record.fence)] * 3
     assert listed == steps
     case.same(found, record)
     assert completed == Done(record.fence)
     assert case.find(record.id).answer == ANSWER
-    [refused] = joined(path, case.renew(record))
+    [refused] = perform_in_transaction(path, case.renew(record))
     assert isinstance(refused, Refused)
 
 

@@ -68,12 +68,12 @@ def gatherer(store: SqliteStore) -> Iterator[Gatherer]:
     gatherer.close()
 
 
-def held(attempt: Any) -> lifecycle.Held:
+def held_by(attempt: Any) -> lifecycle.Held:
     return lifecycle.Held(attempt.id, 1, attempt.token)
 
 
 def complete(attempt: Any, answer: Answer = ANSWER, **more: Any) -> Verb:
-    return lifecycle.complete(held(attempt), answer, retention_s=HOUR_S, **more)
+    return lifecycle.complete(held_by(attempt), answer, retention_s=HOUR_S, **more)
 
 
 def commits(path: Path) -> int:

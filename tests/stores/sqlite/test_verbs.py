@@ -89,10 +89,10 @@ def test_p8_a_step_of_the_wall_clock_changes_no_lease(
 ) -> None:
     record = begin(gatherer, "order-1")
     clock.step_wall(step_s)
-    found = find(gatherer, record.id)
-    assert found.lease_left_s == record.lease_left_s
+    must_exist = find(gatherer, record.id)
+    assert must_exist.lease_left_s == record.lease_left_s
     assert gatherer.ask(Peek(record.id)).lease_left_s == record.lease_left_s
-    assert (found.lapsed, found.overlong, found.expired) == (False, False, False)
+    assert (must_exist.lapsed, must_exist.overlong, must_exist.expired) == (False, False, False)
     assert gatherer.ask(Due(10)) == []
 
 
@@ -139,11 +139,11 @@ def test_p6_what_ran_when_the_machine_went_down_is_lapsed_when_it_is_back(
     """Its boot clock starts again at 0, so the old deadline lies far ahead and means nothing."""
     record = begin(gatherer, "order-1")
     clock.reboot()
-    found = find(gatherer, record.id)
-    assert (found.lapsed, found.overlong, found.expired) == (True, False, False)
+    must_exist = find(gatherer, record.id)
+    assert (must_exist.lapsed, must_exist.overlong, must_exist.expired) == (True, False, False)
     assert gatherer.ask(Due(10)) == [record.id]
     assert gatherer.ask(Sweep(10)) == 0
-    swap = lifecycle.take(found, claim("order-1"))
+    swap = lifecycle.take(must_exist, claim("order-1"))
     assert gatherer.ask(swap) == Done(record.fence + 1)
     assert find(gatherer, record.id).lease_left_s == HOUR_S
 
@@ -245,7 +245,7 @@ def claims(count: int, prefix: str = "order") -> list[Claim]:
     return [claim(f"{prefix}-{number}") for number in range(count)]
 
 
-def found(record: Record | None) -> Record:
+def must_exist(record: Record | None) -> Record:
     assert record is not None
     return record
 
@@ -341,7 +341,7 @@ def test_p2_one_that_is_refused_is_refused_alone(hand: Hand, wrong: str, at: int
     assert there.state is State.RUNNING
     assert refused == Refused(None if wrong == "wrong id" else there)
     completed = hand.ask([Find(attempt.id) for attempt in attempts])
-    assert [found(each).answer is None for each in completed] == [n == at for n in range(70)]
+    assert [must_exist(each).answer is None for each in completed] == [n == at for n in range(70)]
 
 
 def test_a_verb_that_cannot_be_taken_changes_nothing(hand: Hand) -> None:
