@@ -1,1 +1,1 @@
-"""The command `oncekey`: look at a store and keep it in order."""
+"""The command `oncekey`: inspect and maintain a store."""

@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
     top = argparse.ArgumentParser(
         prog="oncekey",
-        description="Look at a store of idempotency keys and keep it in order.",
+        description="Inspect and maintain a store of idempotency keys.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -242,7 +242,7 @@ def _recover(commands: Commands) -> None:
         metavar="S",
         type=parsing.seconds(),
         default=EVERY_S,
-        help="pause between two looks (default: 1 s)",
+        help="pause between two rounds (default: 1 s)",
     )
     added.add_argument(
         "--concurrency",
@@ -277,10 +277,12 @@ def _resolve(commands: Commands) -> None:
         dest="to",
         choices=("completed", "released"),
         required=True,
-        help="completed: retries get the answer that you give; released: the next retry runs it",
+        help="completed: retries get the response that you give; released: the next retry runs it",
     )
-    added.add_argument("--status", metavar="N", type=parsing.status, help="the answer's status")
-    added.add_argument("--body", metavar="TEXT", help="the answer's body, or @FILE that holds it")
+    added.add_argument(
+        "--status", metavar="N", type=parsing.status, help="the status of the response"
+    )
+    added.add_argument("--body", metavar="TEXT", help="the body of the response, or @FILE")
     added.add_argument(
         "--header", metavar="LINE", action="append", default=[], help="'name: value'; repeatable"
     )
@@ -346,7 +348,7 @@ def _purge(commands: Commands) -> None:
         "purge --tenant acme postgresql://oncekey@db.internal/shop",
     )
     added.add_argument("--tenant", required=True, type=parsing.text)
-    _limit(added, ROWS_MAX, ROWS_MAX, "blank at most this many")
+    _limit(added, ROWS_MAX, ROWS_MAX, "erase at most this many")
 
 
 def _secrets(commands: Commands) -> None:
