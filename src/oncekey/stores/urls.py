@@ -20,7 +20,7 @@ from oncekey.stores.memory import MemoryStore
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StoreKind:
     """A kind of store: the schemes of its URLs, and what it needs."""
 
     schemes: tuple[str, ...]
@@ -33,23 +33,23 @@ class Kind:
 
 
 KINDS = (
-    Kind(("memory",), "memory://"),
-    Kind(("sqlite",), "sqlite:///keys.db", "oncekey.stores.sqlite.store"),
-    Kind(
+    StoreKind(("memory",), "memory://"),
+    StoreKind(("sqlite",), "sqlite:///keys.db", "oncekey.stores.sqlite.store"),
+    StoreKind(
         ("postgresql", "postgres"),
         "postgresql://user:password@host/database",
         "oncekey.stores.postgres.store",
         drivers=("asyncpg", "psycopg"),
         extra="postgres",
     ),
-    Kind(
+    StoreKind(
         ("mysql", "mariadb"),
         "mysql://user:password@host/database",
         "oncekey.stores.mysql.store",
         drivers=("asyncmy", "pymysql"),
         extra="mysql",
     ),
-    Kind(
+    StoreKind(
         (
             *("redis", "rediss", "unix", "redis+unix", "valkey", "valkeys"),
             *("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
@@ -59,14 +59,14 @@ KINDS = (
         drivers=("redis", "hiredis"),
         extra="redis",
     ),
-    Kind(
+    StoreKind(
         ("dynamodb",),
         "dynamodb://table?region=eu-central-1",
         "oncekey.stores.dynamodb.store",
         drivers=("aiobotocore", "botocore"),
         extra="dynamodb",
     ),
-    Kind(
+    StoreKind(
         tuple(
             f"tiered+{truth}"
             for truth in ("postgresql", "postgres", "mysql", "mariadb", "dynamodb", "sqlite")
@@ -181,7 +181,7 @@ def _must_end_its_password(parts: SplitResult) -> None:
         raise ValueError("an @ behind the host")
 
 
-def _open(url: str, kind: Kind, module: str) -> Store:
+def _open(url: str, kind: StoreKind, module: str) -> Store:
     try:
         store: Store = importlib.import_module(module).open_url(url)
     except ImportError as error:

@@ -88,7 +88,7 @@ class MySQLStore:
         op = mysql_verbs.perform(verbs, self.limits)
         return durability.answer_durably(verbs, op) if self.driver.shows_early else op
 
-    # ---------------------------------------------------------------------- fitness and schema
+    # ----------------------------------------------------------------------- checks and schema
 
     def prepare(self) -> Op[None]:
         replies = yield checks.PREPARE

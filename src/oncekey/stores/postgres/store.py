@@ -94,7 +94,7 @@ class PostgresStore:
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
         return postgres_verbs.perform(verbs, self.limits)
 
-    # ---------------------------------------------------------------------- fitness and schema
+    # ----------------------------------------------------------------------- checks and schema
 
     def prepare(self) -> Op[None]:
         [row] = yield Question(checks.PREPARE)
