@@ -124,7 +124,9 @@ def own_claim_not_recognised() -> Parts:
     """The reply to an insert was lost; the repetition is told that somebody else has the key."""
 
     class Engine(Guard):
-        def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
+        def _insert(
+            self, claim: Claim, policy: Policy, *, heard_of: bool = False
+        ) -> Op[Execute | Record]:
             asked_at = self._clock.monotonic()
             outcome = yield from self.calls.ask(Insert(claim), claim, heard_of=heard_of)
             if isinstance(outcome, Found):

@@ -23,8 +23,8 @@ def test_every_phase_leads_to_the_end_and_none_leads_back() -> None:
     for phase, nexts in MOVES.items():
         assert Phase.ENDED in nexts
         assert all(order.index(to) > order.index(phase) for to in nexts if to is not phase)
-    assert not RENEWED & {Phase.DROPPED, Phase.ENDED}
-    assert {Phase.LINGERING, Phase.ENDED} == CONCLUDED
+    assert not {Phase.DROPPED, Phase.ENDED} & set(RENEWED)
+    assert set(CONCLUDED) == {Phase.LINGERING, Phase.ENDED}
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -75,12 +75,13 @@ def derive(text: str) -> str | BadKey:
 
 def record_id(tenant: str, operation: str | None, key: str) -> bytes:
     """Return what stores index: 32 bytes. `operation` is None if the key's scope is the tenant."""
-    # What `frame` would write; inlined, because every request needs it.
-    account, text = as_bytes(tenant), as_bytes(key)
+    # What `frame` and `as_bytes` would write; inlined, because every request needs it.
+    account = tenant.encode("utf-8", "surrogatepass")
+    text = key.encode("utf-8", "surrogatepass")
     if operation is None:
         scope = b"-"
     else:
-        scoped = as_bytes(operation)
+        scoped = operation.encode("utf-8", "surrogatepass")
         scope = b"%d:%b" % (len(scoped), scoped)
     parts = b"16:oncekey/record/1%d:%b%b%d:%b" % (len(account), account, scope, len(text), text)
     return hashlib.sha256(parts).digest()

@@ -70,14 +70,6 @@ class Admission:
                 return old
         return None if self._quotas is None else self._quotas.refusal(call.tenant)
 
-    def is_clear(self, attempt: Attempt) -> bool:
-        """Whether nothing can speak against running what was claimed now, as is most often so. Else
-        `let_run` has to look.
-        """
-        now, notices = self._clock.monotonic(), self.notices
-        quiet = notices is None or (now < notices.look_at and notices.amnesia is None)
-        return quiet and attempt.policy.key_age_s_max is None and now < attempt.lease.until
-
     def let_run(self, claimed: Execute, call: Call) -> Op[Execute | Replay | Refuse]:
         """What was claimed runs, unless it may have run before and that is not remembered."""
         attempt = claimed.attempt

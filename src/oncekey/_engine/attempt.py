@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -42,7 +43,7 @@ class Attempt:
     """The attempt that runs now: `oncekey.current()` gives it to the handler."""
 
     __slots__ = (
-        *("_guests", "_listeners", "_resource_id", "_steps", "age_s", "attempt", "claim"),
+        *("_guests", "_home", "_listeners", "_resource_id", "_steps", "age_s", "attempt", "claim"),
         *("claimed_at", "doubted", "handed", "held", "lapses", "lease", "loan", "outer", "policy"),
         *("ports", "protected", "recorded", "recovering", "verdict"),
     )
@@ -73,7 +74,8 @@ class Attempt:
         self.claimed_at = claimed_at
         phase = Phase.ASKING if asks else Phase.RUNNING
         self.lease = Lease(claimed_at + claim.lease_s, phase)
-        self._guests = Guests()
+        self._home = threading.get_ident()
+        self._guests: Guests | None = None
         self.outer: Attempt | None = None
         """The attempt that was entered before this one."""
         self.handed: Handed | None = None
@@ -101,13 +103,15 @@ class Attempt:
     @property
     def key(self) -> str | None:
         """The key that the client sent; None if it sent none."""
-        self._guests.note()
+        if threading.get_ident() != self._home:
+            self._note_guest()
         return self.claim.key or None
 
     @property
     def fence(self) -> int:
         """Rises with every change of owner: hand it to systems that can fence."""
-        self._guests.note()
+        if threading.get_ident() != self._home:
+            self._note_guest()
         return self.held.fence
 
     @property
@@ -154,7 +158,8 @@ class Attempt:
         # Numbers and UUIDs are ids too. A store that refused one would refuse the whole answer,
         # after the effect.
         text = None if created is None else printable(str(created), RESOURCE_ID_CHARS_MAX)
-        self._guests.note()
+        if threading.get_ident() != self._home:
+            self._note_guest()
         self._resource_id = text
 
     @property
@@ -181,7 +186,8 @@ class Attempt:
         self._say(Verdict.UNKNOWN)
 
     def _say(self, verdict: Verdict) -> None:
-        self._guests.note()
+        if threading.get_ident() != self._home:
+            self._note_guest()
         self.verdict = verdict
 
     def _hand_out(self, what: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
@@ -311,7 +317,8 @@ class Attempt:
 
         See `oncekey._engine.steps.child_key`.
         """
-        self._guests.note()
+        if threading.get_ident() != self._home:
+            self._note_guest()
         return child_key(self.held.id, name)
 
     # ------------------------------------------------------------------ the caller's transaction
@@ -370,7 +377,8 @@ class Attempt:
                 "an atomic handler takes no steps and needs no complete_in: all that it writes to "
                 "oncekey.current().connection commits with its answer"
             )
-        self._guests.note()
+        if threading.get_ident() != self._home:
+            self._note_guest()
         if self.ports is None or self.lease.phase in CONCLUDED:
             raise Misuse("steps and complete_in belong into a guarded handler, while it runs")
         return self.ports
@@ -382,7 +390,8 @@ class Attempt:
         """True once this attempt does not own its record any more, or cannot know: stop before the
         next effect. Also in a thread that goes on after its handler has ended.
         """
-        self._guests.note()
+        if threading.get_ident() != self._home:
+            self._note_guest()
         lease = self.lease
         if not lease.is_lost and lease.phase in RENEWED and self.ports is not None:
             self.ports.ownership.watch_lease(self)
@@ -403,7 +412,8 @@ class Attempt:
         """Call `listener` once when the lease is lost, from the heartbeat's thread; at once if it
         is lost already.
         """
-        self._guests.note()
+        if threading.get_ident() != self._home:
+            self._note_guest()
         self._listeners.append(listener)
         if self.lease.is_lost:
             self._tell_listeners()
@@ -412,13 +422,19 @@ class Attempt:
         """For the engine: whether another thread still runs for this attempt."""
         return still_running(self, self._guests, _current)
 
+    def _note_guest(self) -> None:
+        """Another thread than the one that its handler began in uses the attempt."""
+        if self._guests is None:
+            self._guests = Guests()
+        self._guests.note()
+
     def give_back(self) -> None:
         """For the engine: from now on another may own the record. Whoever still works for this
         attempt is not its owner; nobody is told, since nothing went wrong.
         """
         self.lease.move(Phase.ENDED)
         self.lease.is_lost = True
-        self._guests.forget()
+        self._guests = None
 
     def mark_lost(self) -> bool:
         """For the engine: signal the loss, once. False if it was signalled before, or the attempt

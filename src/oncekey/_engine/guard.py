@@ -130,16 +130,16 @@ class Guard:
             notices = self.admission.notices
             if notices is not None and looked_at >= notices.look_at:
                 yield from self.admission.heed(claim, runs=False)
-            claimed = yield from self._claim_or_find(claim, call, policy, heard_of=False)
+            if policy.key_age_s_max is None and self.quotas is None:
+                claimed: Execute | Refuse | Record = yield from self._insert(claim, policy)
+            else:
+                claimed = yield from self._claim_or_find(claim, call, policy)
             if isinstance(claimed, Record):
                 decision = yield from self._consider(claimed, claim, call, policy, looked_at)
             else:
                 decision = claimed
             if isinstance(decision, Execute):
-                if self.admission.is_clear(decision.attempt):
-                    self._tell_started(decision.attempt)
-                else:
-                    decision = yield from self._let_begin(decision, claim, call)
+                decision = yield from self._let_begin(decision, claim, call)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
         except StoreError as error:  # the claim may have been made before
@@ -210,25 +210,20 @@ class Guard:
     # Each of these decides, or says what stands there instead: None if that must be looked up.
 
     def _claim_or_find(
-        self, claim: Claim, call: Call, policy: Policy, *, heard_of: bool
+        self, claim: Claim, call: Call, policy: Policy, *, heard_of: bool = False
     ) -> Op[Execute | Refuse | Record]:
         """Insert; or, what may not run as new, only look. Its earlier self may have left a record:
         then it is answered from that.
         """
-        if policy.key_age_s_max is None and self.quotas is None:
-            return self._insert(claim, policy, heard_of=heard_of)
-        return self._insert_or_find(claim, call, policy, heard_of=heard_of)
-
-    def _insert_or_find(
-        self, claim: Claim, call: Call, policy: Policy, *, heard_of: bool
-    ) -> Op[Execute | Refuse | Record]:
         barred = self.admission.barred(call, policy)
         if barred is None:
             return (yield from self._insert(claim, policy, heard_of=heard_of))
         found: Record | None = yield from self.calls.ask(Find(claim.id), claim, heard_of=heard_of)
         return Refuse(barred) if found is None or is_new(found) else found
 
-    def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
+    def _insert(
+        self, claim: Claim, policy: Policy, *, heard_of: bool = False
+    ) -> Op[Execute | Record]:
         insert, asked_at = Insert(claim), self._clock.monotonic()
         if armed:
             probe("before_insert")
@@ -300,20 +295,26 @@ class Guard:
         self, claimed: Execute, claim: Claim, call: Call
     ) -> Op[Execute | Replay | Refuse]:
         """What was claimed begins, unless it must not run, or is not owned any more."""
-        yield from self.admission.heed(claim, runs=True, heard_of=True)
-        decision = yield from self.admission.let_run(claimed, call)
-        if isinstance(decision, Execute) and not (yield from self._may_begin(decision.attempt)):
-            self.ownership.lose(decision.attempt, LossKind.LAPSED_BEFORE_START)
+        attempt, now, notices = claimed.attempt, self._clock.monotonic(), self.admission.notices
+        decision: Execute | Replay | Refuse = claimed
+        if notices is not None and (now >= notices.look_at or notices.amnesia is not None):
+            yield from self.admission.heed(claim, runs=True, heard_of=True)
+            decision = yield from self.admission.let_run(claimed, call)
+        elif attempt.policy.key_age_s_max is not None:
+            decision = yield from self.admission.let_run(claimed, call)
+        if not isinstance(decision, Execute):
+            return decision
+        is_late = self._clock.monotonic() >= attempt.lease.until
+        if is_late and not (yield from self._may_begin(attempt)):
+            self.ownership.lose(attempt, LossKind.LAPSED_BEFORE_START)
             return Refuse(refusals.store_unavailable(), lost_claim=claim)
-        if isinstance(decision, Execute):
-            self._tell_started(decision.attempt)
+        if self.reports.hooks.are_wanted:
+            self._tell_started(attempt)
         return decision
 
     def _tell_started(self, attempt: Attempt) -> None:
-        if self.reports.hooks.are_wanted:
-            self.reports.emit(
-                events.Started, attempt, attempt=attempt.attempt, fence=attempt.held.fence
-            )
+        number, fence = attempt.attempt, attempt.held.fence
+        self.reports.emit(events.Started, attempt, attempt=number, fence=fence)
 
     def _may_begin(self, attempt: Attempt) -> Op[bool]:
         """Whether it still owns its record. Where its lease is over before it began, as after this
@@ -363,7 +364,8 @@ class Guard:
             yield from self.ownership.give_up(taken.attempt, call)
             return None
         taken.attempt.recovering = True
-        self._tell_started(taken.attempt)
+        if self.reports.hooks.are_wanted:
+            self._tell_started(taken.attempt)
         return taken
 
     def doubt(

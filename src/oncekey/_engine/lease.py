@@ -29,9 +29,9 @@ MOVES: dict[Phase, tuple[Phase, ...]] = {
     Phase.LINGERING: (Phase.ENDED,),
     Phase.ENDED: (Phase.ENDED,),  # an end that was cut off is driven again
 }
-RENEWED = frozenset({Phase.ASKING, Phase.RUNNING, Phase.LINGERING})
+RENEWED = (Phase.ASKING, Phase.RUNNING, Phase.LINGERING)
 """The heartbeat keeps the lease alive."""
-CONCLUDED = frozenset({Phase.LINGERING, Phase.ENDED})
+CONCLUDED = (Phase.LINGERING, Phase.ENDED)
 """The handler has ended, and what is to become of the record is decided."""
 
 

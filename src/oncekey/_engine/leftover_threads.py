@@ -50,10 +50,9 @@ if hasattr(os, "register_at_fork"):  # a child must not begin in the middle of a
 class Guests:
     """The threads that used an attempt, other than the one that its handler began in."""
 
-    __slots__ = ("_home", "_roots", "_tasks")
+    __slots__ = ("_roots", "_tasks")
 
     def __init__(self) -> None:
-        self._home = threading.get_ident()
         self._roots: dict[int, types.FrameType] | None = None
         self._tasks: set[asyncio.Task[Any]] | None = None
         """For threads that run an event loop for ever: what they did in it."""
@@ -61,8 +60,6 @@ class Guests:
     def note(self) -> None:
         """The calling thread uses the attempt."""
         ident = threading.get_ident()
-        if ident == self._home:
-            return
         frame = sys._getframe(1)
         if (task := _task(frame)) is not None:
             if self._tasks is None:
@@ -72,10 +69,6 @@ class Guests:
         if self._roots is None:
             self._roots = {}
         self._roots[ident] = _root(frame)
-
-    def forget(self) -> None:
-        """Nobody asks any more; frames hold on to all that their functions hold."""
-        self._roots = self._tasks = None
 
     def still_running(self, frames: dict[int, types.FrameType], but: int) -> bool:
         """Whether one of them has not returned from what it did then."""
@@ -88,14 +81,14 @@ class Guests:
         return False
 
 
-def still_running(attempt: Attempt, guests: Guests, current: Any) -> bool:
+def still_running(attempt: Attempt, guests: Guests | None, current: Any) -> bool:
     """Whether another thread than this one still runs for an attempt. `current` is the variable by
     which contexts know their attempt.
     """
     with _undisturbed():
         ours, frames = threading.get_ident(), sys._current_frames()
         try:
-            if guests.still_running(frames, ours):
+            if guests is not None and guests.still_running(frames, ours):
                 return True
             for ident, frame in frames.items():
                 if ident == ours:

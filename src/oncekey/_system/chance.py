@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from collections.abc import Callable
@@ -10,10 +11,8 @@ _TOKEN_BYTES = 16
 """The length that every claim checks: `oncekey._core.record.TOKEN_BYTES`."""
 
 
-def random_token() -> bytes:
-    """Return bytes that nobody can guess: the token of a claim, or the random part of a key."""
-    return os.urandom(_TOKEN_BYTES)
-
+random_token: Callable[[], bytes] = functools.partial(os.urandom, _TOKEN_BYTES)
+"""Returns bytes that nobody can guess: the token of a claim, or the random part of a key."""
 
 chance: Callable[[], float] = random.random
 """A number from 0 to 1, to spread retries. Not for secrets."""

@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from oncekey._core.op import Offload, Pause
@@ -34,29 +35,32 @@ ALONE = "alone"
 W = TypeVar("W")
 
 
+@dataclass(slots=True, eq=False)
 class Ticket(Generic[W]):
     """A queued verb, and what waits for its outcome."""
 
-    __slots__ = ("changes", "size", "verb", "waiter")
+    verb: Verb
+    waiter: W
 
-    def __init__(self, verb: Verb, waiter: W) -> None:
-        self.verb = verb
-        self.waiter = waiter
-        self.size = 512
-        self.changes: bytes | None = None
+    @property
+    def changes(self) -> bytes | None:
         """The id that the verb changes: at most one per batch, so that exactly one can win."""
+        verb = self.verb
         if isinstance(verb, Insert):
-            self.changes = verb.claim.id
-            self.size += len(verb.claim.request or b"")
-        elif isinstance(verb, Swap):
-            self.changes = verb.id
-            if verb.claim is not None:
-                self.size += len(verb.claim.request or b"")
-            if verb.answer is not None and verb.answer.body is not None:
-                self.size += len(verb.answer.body)
-        elif isinstance(verb, AppendStep):
-            self.changes = verb.id
-            self.size += len(verb.step.result or b"")
+            return verb.claim.id
+        return verb.id if isinstance(verb, Swap | AppendStep) else None
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the verb takes."""
+        verb, size = self.verb, 512
+        if isinstance(verb, Insert | Swap) and verb.claim is not None:
+            size += len(verb.claim.request or b"")
+        if isinstance(verb, Swap) and verb.answer is not None and verb.answer.body is not None:
+            size += len(verb.answer.body)
+        if isinstance(verb, AppendStep):
+            size += len(verb.step.result or b"")
+        return size
 
 
 class Queue(Generic[W]):
@@ -106,11 +110,12 @@ class Queue(Generic[W]):
         for ticket in waiting:
             if len(batch) >= self._rows_max or (batch and size + ticket.size > self._bytes_max):
                 break
-            if ticket.changes is not None:
-                if ticket.changes in ids:
+            changes = ticket.changes
+            if changes is not None:
+                if changes in ids:
                     left_behind.append(ticket)
                     continue
-                ids.add(ticket.changes)
+                ids.add(changes)
             batch.append(ticket)
             size += ticket.size
         left_behind.extend(itertools.islice(waiting, len(batch) + len(left_behind), None))
