@@ -1,5 +1,5 @@
-"""What oncekey costs, measured against the limits of the machine that it runs on: `./dev bench`.
+"""What oncekey costs, measured against the limits of the machine: `./dev bench`.
 
-Only ratios count, and only within one run: whatever is compared runs in turn, round by round, on
-the same servers. Goals are printed beside the results; nothing fails because it is slow.
+Only ratios within one run count: contenders take turns, round by round, on the same servers. Goals
+are printed beside the results; nothing fails because it is slow.
 """

@@ -61,7 +61,7 @@ def main() -> int:
     settings = _settings(options)
     chosen = [options.only] if options.only else list(SUBJECTS)
     if options.list:
-        print(calls.listing())
+        print(calls.list_calls())
         return 0
     estimate_s = sum(SUBJECTS[name].estimate_s(settings) for name in chosen)
     print(
@@ -70,15 +70,15 @@ def main() -> int:
         file=sys.stderr,
     )
     started = time.monotonic()
-    about = _machine(servers=not set(chosen) <= WITHOUT_SERVERS)
-    results = {name: _dated(SUBJECTS[name].section(settings), about) for name in chosen}
+    description = _machine(servers=not set(chosen) <= WITHOUT_SERVERS)
+    results = {name: _with_date(SUBJECTS[name].section(settings), description) for name in chosen}
     for section in results.values():
         print(f"\n{section.text()}")
     print(f"\nTook {(time.monotonic() - started) / 60:.1f} min.", file=sys.stderr)
     if failures:
         print(f"Nothing is written: {', '.join(failures)} failed, see above.", file=sys.stderr)
         return 1
-    _keep(results, settings)
+    _write(results, settings)
     return 0
 
 
@@ -86,10 +86,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
     parser.add_argument("--only", choices=list(SUBJECTS), help="one subject instead of all")
     parser.add_argument("--list", action="store_true", help="only show the calls of a request")
-    parser.add_argument("--rounds", type=int, help="how often everything runs (default 7)")
-    parser.add_argument("--seconds", type=float, help="how long each time (default 2)")
-    parser.add_argument("--full", action="store_true", help="ten million records, not one")
-    parser.add_argument("--quick", action="store_true", help="see that it works; writes no page")
+    parser.add_argument("--rounds", type=int, help="how often to run everything (default 7)")
+    parser.add_argument("--seconds", type=float, help="seconds per contender and round (default 2)")
+    parser.add_argument("--full", action="store_true", help="ten million records instead of one")
+    parser.add_argument("--quick", action="store_true", help="check that it works; write no page")
     return parser.parse_args()
 
 
@@ -99,8 +99,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     return replace(settings, rounds=max(1, rounds), seconds=max(0.2, seconds), full=options.full)
 
 
-def _dated(section: Section, about: str) -> Section:
-    return replace(section, date=datetime.now(UTC).date().isoformat(), machine=about)
+def _with_date(section: Section, description: str) -> Section:
+    return replace(section, date=datetime.now(UTC).date().isoformat(), machine=description)
 
 
 def _machine(*, servers: bool) -> str:
@@ -131,21 +131,21 @@ def _version(start: Callable[[], Server]) -> str:
         return server.version
 
 
-def _keep(results: dict[str, Section], settings: Settings) -> None:
-    """As data; and as a page, together with what earlier runs measured of the other subjects."""
+def _write(results: dict[str, Section], settings: Settings) -> None:
+    """Write results as data, and the page with those of earlier runs for the other subjects."""
     RESULTS.mkdir(exist_ok=True)
     for name, section in results.items():
         kind = "quick-" if settings.quick else ""
         (RESULTS / f"{kind}{name}.json").write_text(table.dump([section]))
     if settings.quick:
         return
-    kept = {name: RESULTS / f"{name}.json" for name in SUBJECTS}
-    if missing := [name for name, path in kept.items() if not path.exists()]:
+    files = {name: RESULTS / f"{name}.json" for name in SUBJECTS}
+    if missing := [name for name, path in files.items() if not path.exists()]:
         print(
             f"{PAGE.name} is not written: no results yet for {', '.join(missing)}.", file=sys.stderr
         )
         return
-    sections = [section for path in kept.values() for section in table.load(path.read_text())]
+    sections = [section for path in files.values() for section in table.load(path.read_text())]
     PAGE.write_text(table.page(sections))
     print(f"Written: {PAGE.relative_to(ROOT)}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""The application that is put under load: it reads an order and answers, no more.
+"""The application under load: it reads an order and responds, no more.
 
 python -m bench.app SOCKET [STORE_URL] [by-hand] [relaxed]
 """
@@ -20,12 +20,13 @@ from bench import by_hand
 from oncekey.web.asgi import IdempotencyMiddleware
 
 RELAXED = 20_000, 20, 50
-"""How often Python collects garbage if it is not left at 700, 10, 10."""
+"""Garbage collection thresholds instead of 700, 10, 10."""
 
 
 def build(store: str | None, *, manually: bool = False) -> Starlette:
-    """With a store it is guarded; without one it is what the guarded one is compared with. With a
-    store `manually` it writes there twice by itself.
+    """Build the application: guarded if there is a store, else bare, for comparison.
+
+    `manually`: write to the store twice by hand instead.
     """
     runs = 0
     opened: list[by_hand.Write] = []
@@ -68,12 +69,12 @@ def build(store: str | None, *, manually: bool = False) -> Starlette:
 
 
 def main() -> None:
-    descriptor, *told = sys.argv[1:]
-    store = next((word for word in told if "://" in word), None)
-    if "relaxed" in told:
+    descriptor, *options = sys.argv[1:]
+    store = next((word for word in options if "://" in word), None)
+    if "relaxed" in options:
         gc.set_threshold(*RELAXED)
     config = uvicorn.Config(
-        build(store, manually="by-hand" in told),
+        build(store, manually="by-hand" in options),
         loop="uvloop",
         http="httptools",
         access_log=False,

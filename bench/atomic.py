@@ -22,7 +22,7 @@ from bench import machine
 from bench.limits import WAYS
 from bench.rounds import WARMED_UP, Contender, Settings, contest, cpu_row
 from bench.shops import SHOPS, PostgresShop, Shop
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row
 from bench.work import RETENTION_S, migrate
 from bench.work import claim as new_claim
@@ -66,7 +66,7 @@ def by_hand(shop: Shop) -> Any:
         held = lifecycle.Held(claim.id, 0, claim.token)
         complete = lifecycle.complete(held, ANSWER, retention_s=RETENTION_S)
         async with shop.transaction() as connection:
-            ask = shop.asking(connection)
+            ask = shop.asker(connection)
             await arun(shop.verbs.hold(claim), ask)
             number = await shop.order(connection, item)
             await arun(shop.verbs.insert_completed(claim, complete), ask)
@@ -142,7 +142,7 @@ def rows(settings: Settings) -> list[Row]:
     return [
         row
         for kind in SHOPS
-        for row in measured(
+        for row in try_rows(
             TITLE.format(kind.name), partial(_rows, kind, settings), GOALS.get(kind.name)
         )
     ]

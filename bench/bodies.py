@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Callable
 from statistics import median
 
+from bench.app_process import AppProcess
 from bench.machine import ForeignCpu
 from bench.rounds import Settings, say
-from bench.served import Served
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from tests.servers import folders
 
@@ -66,9 +66,9 @@ def section(settings: Settings) -> Section:
     folder = folders.private("bodies")
     rows: list[Row] = []
     try:
-        with Served(f"sqlite:///{folder / 'keys.db'}") as served:
+        with AppProcess(f"sqlite:///{folder / 'keys.db'}") as served:
             for what, make in BODIES.items():
-                rows += measured(what, lambda: [_row(served, what, make(), settings)], GOAL)  # noqa: B023
+                rows += try_rows(what, lambda: [_row(served, what, make(), settings)], GOAL)  # noqa: B023
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Section("Hostile bodies", HOW, tuple(rows))
@@ -82,7 +82,7 @@ def _runs(settings: Settings) -> int:
     return RUNS_QUICK if settings.quick else RUNS
 
 
-def _row(served: Served, what: str, sent: Sent, settings: Settings) -> Row:
+def _row(served: AppProcess, what: str, sent: Sent, settings: Settings) -> Row:
     foreign = ForeignCpu()
     beside, alone = [], []
     for _ in range(_runs(settings)):
@@ -103,7 +103,7 @@ def _row(served: Served, what: str, sent: Sent, settings: Settings) -> Row:
     )
 
 
-def _worst_beside(served: Served, work: Callable[[], None]) -> tuple[float, float]:
+def _worst_beside(served: AppProcess, work: Callable[[], None]) -> tuple[float, float]:
     """How long the work took, and the longest `GET` meanwhile."""
     over, ready = threading.Event(), threading.Event()
     worst_s = [0.0]

@@ -1,8 +1,8 @@
-"""Two plain writes by hand: what an application pays that only notes that it began, and how it
+"""Two plain writes by hand: what an application pays that only stores that a request began and
 ended.
 
-No fence, no lease, no fingerprint, no replay: the floor under whoever writes twice for each
-request, with the fastest driver there is.
+No fence, no lease, no fingerprint, no replay: the lower bound of writing twice for each request,
+with the fastest driver.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import redis.asyncio
 CONNECTIONS = 16
 _CREATE = "CREATE TABLE IF NOT EXISTS by_hand (id TEXT PRIMARY KEY, answer TEXT)"
 Write = Callable[[str, str | None], Awaitable[object]]
-"""Writes an id, then its answer."""
+"""Writes an id; the second time with its response."""
 
 
 def writer(url: str) -> Callable[[], Awaitable[Write]]:
-    """How to write to the store at `url`, once the event loop runs."""
+    """Return how to open a writer for the store at `url`, once the event loop runs."""
     openers = {"postgresql": _postgres, "sqlite": _sqlite, "redis": _redis}
     return lambda: openers[urlsplit(url).scheme](url)
 

@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 import oncekey
 from bench.rounds import Settings
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from oncekey.web.asgi import IdempotencyMiddleware
 
@@ -80,7 +80,7 @@ class Profiler:
         self._trace: Trace | None = None
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def install(self) -> Iterator[None]:
         """For threads that start meanwhile, too."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
@@ -91,7 +91,7 @@ class Profiler:
             threading.setprofile(None)
 
     @contextmanager
-    def recording(self) -> Iterator[Trace]:
+    def record(self) -> Iterator[Trace]:
         """Without garbage collections, whose finalizers would be counted."""
         gc.collect()
         gc.disable()
@@ -115,7 +115,7 @@ def traces() -> dict[str, Trace]:
     """Of a first POST and of its replay."""
     logging.getLogger("oncekey.store").setLevel("ERROR")  # memory:// warns that it forgets
     profiler = Profiler()
-    with profiler.installed():
+    with profiler.install():
         return asyncio.run(_traces(profiler))
 
 
@@ -130,7 +130,7 @@ async def _shortest(profiler: Profiler, app: App) -> Trace:
     """What is done once a second, such as writing a date, is in one of the traces at most."""
     found = []
     for number in range(REPEATS):
-        with profiler.recording() as trace:
+        with profiler.record() as trace:
             await post(app, f"counted-{number:016d}")
             await asyncio.sleep(0)
         found.append(trace)
@@ -190,14 +190,14 @@ async def post(app: App, key: str) -> None:
 
 
 def section(settings: Settings) -> Section:
-    return Section("Calls", HOW, tuple(measured("calls of a request", _rows)))
+    return Section("Calls", HOW, tuple(try_rows("calls of a request", _rows)))
 
 
 def estimate_s(settings: Settings) -> float:
     return 1
 
 
-def listing() -> str:
+def list_calls() -> str:
     """Every call with its file."""
     return "\n\n".join(f"{name}:\n{trace.text()}" for name, trace in traces().items())
 

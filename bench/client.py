@@ -24,9 +24,9 @@ import httpx
 import httpx2
 import requests
 
+from bench.app_process import AppProcess
 from bench.rounds import WARMED_UP, Contender, Settings, contest, cpu_row
-from bench.served import Served
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from oncekey.client import Client, Journal, retrying
 from tests.servers import folders
@@ -58,8 +58,8 @@ Send = Callable[[int], None]
 def section(settings: Settings) -> Section:
     rows: list[Row] = []
     for library in LIBRARIES:
-        rows += measured(f"client, {library}", partial(_library_rows, library, settings))
-    rows += measured("client with a journal", partial(_journal_rows, settings))
+        rows += try_rows(f"client, {library}", partial(_library_rows, library, settings))
+    rows += try_rows("client with a journal", partial(_journal_rows, settings))
     return Section("Client", HOW, tuple(rows))
 
 
@@ -87,19 +87,19 @@ class Caller:
 
 
 def _library_rows(library: str, settings: Settings) -> list[Row]:
-    with Served() as served, ExitStack() as stack:
+    with AppProcess() as served, ExitStack() as stack:
         callers = {
             way: Caller(stack.enter_context(_sender(library, served, way)))
             for way in (BARE, BY_HAND, OURS)
         }
-        return _compared(library, callers, settings, GOAL)
+        return _rows_of(library, callers, settings, GOAL)
 
 
 @contextmanager
-def _sender(library: str, served: Served, way: str) -> Iterator[Send]:
+def _sender(library: str, served: AppProcess, way: str) -> Iterator[Send]:
     url = f"http://127.0.0.1:{served.port}/orders"
     wrap: Callable[[Any], Any] = retrying if way == OURS else lambda inner: inner
-    keyed = _keyed if way == BY_HAND else lambda post: post
+    keyed = _with_key if way == BY_HAND else lambda post: post
     if library == "requests":
         with requests.Session() as session:
             session.mount("http://", wrap(requests.adapters.HTTPAdapter()))
@@ -110,14 +110,14 @@ def _sender(library: str, served: Served, way: str) -> Iterator[Send]:
         with asyncio.Runner() as runner:
             client = module.AsyncClient(transport=wrap(module.AsyncHTTPTransport()))
             post = keyed(partial(client.post, url, json=ORDER, timeout=TIMEOUT_S))
-            yield lambda times: runner.run(_each_awaited(post, times))
+            yield lambda times: runner.run(_each_async(post, times))
             runner.run(client.aclose())
         return
     with module.Client(transport=wrap(module.HTTPTransport())) as blocking:
         yield partial(_each, keyed(partial(blocking.post, url, json=ORDER, timeout=TIMEOUT_S)))
 
 
-def _keyed(post: Callable[..., Any]) -> Callable[[], Any]:
+def _with_key(post: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: post(headers={"Idempotency-Key": str(uuid.uuid4())})
 
 
@@ -126,7 +126,7 @@ def _each(post: Callable[[], Any], times: int) -> None:
         assert post().status_code == 200
 
 
-async def _each_awaited(post: Callable[[], Any], times: int) -> None:
+async def _each_async(post: Callable[[], Any], times: int) -> None:
     for _ in range(times):
         assert (await post()).status_code == 200
 
@@ -140,31 +140,31 @@ def _journal_rows(settings: Settings) -> list[Row]:
     by_hand.execute("PRAGMA synchronous = FULL")
     by_hand.execute("CREATE TABLE intents (name TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID")
     with (
-        Served() as served,
+        AppProcess() as served,
         Journal(folder / "intents.db") as journal,
         Client(base_url=f"http://127.0.0.1:{served.port}", journal=journal) as api,
         httpx2.Client(base_url=f"http://127.0.0.1:{served.port}") as bare,
     ):
 
-        def written() -> Any:
+        def post_after_row() -> Any:
             key = str(uuid.uuid4())
             by_hand.execute("INSERT INTO intents VALUES (?, ?)", (f"o{next(numbers)}", key))
             return bare.post("/orders", json=ORDER, headers={"Idempotency-Key": key})
 
-        def intended() -> Any:
+        def post_intent() -> Any:
             name = f"o{next(numbers)}"
             answer = api.post("/orders", json=ORDER, intent=name)
             journal.settle(name)
             return answer
 
         callers = {
-            BY_HAND: Caller(partial(_each, written)),
-            OURS: Caller(partial(_each, intended)),
+            BY_HAND: Caller(partial(_each, post_after_row)),
+            OURS: Caller(partial(_each, post_intent)),
         }
-        return _compared("httpx2, with a journal", callers, settings, None)
+        return _rows_of("httpx2, with a journal", callers, settings, None)
 
 
-def _compared(
+def _rows_of(
     name: str, callers: dict[str, Caller], settings: Settings, goal: Goal | None
 ) -> list[Row]:
     contenders: dict[str, Contender] = {**callers}

@@ -19,7 +19,7 @@ from typing import Any
 from bench.cost_engines import ENGINES, Engine, Point
 from bench.machine import cpus
 from bench.rounds import Settings
-from bench.subject import failures, measured
+from bench.subject import failures, try_rows
 from bench.table import Row, Section
 
 FILE = Path(__file__).parent.parent / "src" / "oncekey" / "cli" / "costs.json"
@@ -46,7 +46,7 @@ def section(settings: Settings) -> Section:
             engines[name] = measure(QUICK_SHARE if settings.quick else 1.0)
             return [_row(name, point) for point in engines[name].points]
 
-        rows += measured(name, look)
+        rows += try_rows(name, look)
     if not settings.quick and len(engines) == len(ENGINES) and not failures:
         FILE.write_text(json.dumps(_document(engines), indent=1) + "\n")
     return Section("What a record costs", HOW, tuple(rows))

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import redis
 
-from bench.lives import Spent, live, mean
+from bench.lifecycles import Spent, mean, run_lifecycles
 from bench.machine import ForeignCpu
 from bench.work import migrate
 from oncekey.stores.urls import open_store
@@ -72,11 +72,11 @@ def _engine(
         how,
         records,
         round(foreign.percent(), 1),
-        tuple(Point(*(_rounded(each) for each in asdict(found).values())) for found in points),
+        tuple(Point(*(_round(each) for each in asdict(found).values())) for found in points),
     )
 
 
-def _rounded(number: Any) -> Any:
+def _round(number: Any) -> Any:
     return round(number, 1) if isinstance(number, float) else number
 
 
@@ -99,7 +99,7 @@ def _postgres_point(url: str, admin: Any, size: int, count: int) -> Point:
     migrate(store)
     before, spent = _one(admin, "SELECT pg_current_wal_insert_lsn()"), []
     for _ in range(VACUUMS):  # in time, as autovacuum does: what was updated is written over
-        spent.append(live(store, count // VACUUMS, size))
+        spent.append(run_lifecycles(store, count // VACUUMS, size))
         admin.execute("VACUUM oncekey_claims")
     log = _one(admin, f"SELECT pg_current_wal_insert_lsn() - '{before}'::pg_lsn")
     named = "relname LIKE 'oncekey\\_%' AND relkind IN ('r', 'p') AND NOT relispartition"
@@ -153,7 +153,7 @@ def _mariadb_point(url: str, cursor: Any, size: int, count: int) -> Point:
     store = open_store(url)
     migrate(store)
     before = _redo_bytes(cursor)
-    spent = live(store, count, size)
+    spent = run_lifecycles(store, count, size)
     log = _redo_bytes(cursor) - before
     cursor.execute("ANALYZE TABLE oncekey_claims")
     cursor.execute(
@@ -187,9 +187,9 @@ def _redis(share: float) -> Engine:
 
 def _redis_point(url: str, admin: Any, size: int, count: int) -> Point:
     admin.execute_command("FLUSHALL", "SYNC")  # else what it frees counts for some time yet
-    live(open_store(url), 50, 0)  # scripts and buffers are there already
+    run_lifecycles(open_store(url), 50, 0)  # scripts and buffers are there already
     memory, log = _held_bytes(admin)
-    spent = live(open_store(url), count, size)
+    spent = run_lifecycles(open_store(url), count, size)
     memory_after, log_after = _held_bytes(admin)
     return _point(size, count, spent, memory_after - memory, None, log_after - log)
 
@@ -214,7 +214,7 @@ def _sqlite(share: float) -> Engine:
 def _sqlite_point(folder: Path, size: int, count: int) -> Point:
     path = folder / f"{size}.db"
     before = _written_bytes()
-    spent = live(open_store(f"sqlite:///{path}"), count, size)
+    spent = run_lifecycles(open_store(f"sqlite:///{path}"), count, size)
     log = _written_bytes() - before
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -238,10 +238,10 @@ def _dynamodb(share: float) -> Engine:
         def point(size: int, count: int) -> Point:
             with _table(server.url) as url:
                 store = open_store(url)
-                spent = live(store, count, size)
+                spent = run_lifecycles(store, count, size)
                 scan = client(url).get_paginator("scan").paginate(TableName=name_of(url))
                 items = [item for page in scan for item in page["Items"]]
-            return _weighed(
+            return _weigh(
                 size, [item for item in items if item["id"]["B"] != b"oncekey"], spent.client_us
             )
 
@@ -262,13 +262,13 @@ _ITEM_BYTES = 100
 _UNIT_BYTES = 1024
 
 
-def _weighed(size: int, items: list[Any], client_us: float) -> Point:
+def _weigh(size: int, items: list[Any], client_us: float) -> Point:
     """A record may be several items: long bodies are apart."""
     count = len({item["id"]["B"] for item in items})
-    weights = [sum(len(name) + _weight(value) for name, value in item.items()) for item in items]
+    weights = [sum(len(name) + _size_of(value) for name, value in item.items()) for item in items]
     keys = [{k: v for k, v in item.items() if k in ("id", "part", "owner")} for item in items]
     indexed = [each for each in keys if "owner" in each]
-    index = sum(_ITEM_BYTES + sum(len(k) + _weight(v) for k, v in e.items()) for e in indexed)
+    index = sum(_ITEM_BYTES + sum(len(k) + _size_of(v) for k, v in e.items()) for e in indexed)
     units = sum(math.ceil(weight / _UNIT_BYTES) for weight in weights)
     return Point(
         size,
@@ -280,19 +280,19 @@ def _weighed(size: int, items: list[Any], client_us: float) -> Point:
     )
 
 
-def _weight(value: dict[str, Any]) -> int:
-    [(kind, held)] = value.items()
+def _size_of(value: dict[str, Any]) -> int:
+    [(kind, content)] = value.items()
     match kind:
         case "S":
-            return len(held.encode())
+            return len(content.encode())
         case "B":
-            return len(held)
+            return len(content)
         case "N":
-            return (len(held.strip("-0.")) + 1) // 2 + 1
+            return (len(content.strip("-0.")) + 1) // 2 + 1
         case "M":
-            return 3 + sum(1 + len(name) + _weight(each) for name, each in held.items())
+            return 3 + sum(1 + len(name) + _size_of(each) for name, each in content.items())
         case "L":
-            return 3 + sum(1 + _weight(each) for each in held)
+            return 3 + sum(1 + _size_of(each) for each in content)
         case _:
             return 1
 

@@ -1,7 +1,7 @@
-"""What each setting of Redis forgets: servers are killed, cut off, and robbed of their power.
+"""What each setting of Redis loses: servers are killed, cut off, and lose power.
 
-A crowd claims and completes records. After the accident everything is asked for that was
-acknowledged before: what is not there, or not completed, is forgotten, and would run again.
+Many callers claim and complete records. After the accident every acknowledged record is looked up:
+one that is missing or not completed is lost, and would run again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.rounds import Settings, say
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from bench.work import COMPLETE, Item, claim
 from oncekey._core.batched import batched
@@ -54,12 +54,12 @@ _PART = re.compile(r"(?s)(<!-- measured: durability -->\n).*?(<!-- end -->)")
 def section(settings: Settings) -> Section:
     rows = [row for experiment in _experiments() for row in experiment.rows(settings)]
     if not settings.quick and not any(row.missing for row in rows):
-        PAGE.write_text(_PART.sub(lambda part: part[1] + _told(rows) + part[2], PAGE.read_text()))
+        PAGE.write_text(_PART.sub(lambda part: part[1] + _table(rows) + part[2], PAGE.read_text()))
     return Section("What Redis forgets", HOW, tuple(rows))
 
 
-def _told(rows: Sequence[Row]) -> str:
-    """The table in the documentation of the stores."""
+def _table(rows: Sequence[Row]) -> str:
+    """Render the table for the documentation of the stores."""
     with start_redis() as server:
         version = server.version
     lines = [
@@ -85,7 +85,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """An accident, and whether nothing may be forgotten in it."""
+    """An accident, and whether it must not lose records."""
 
     what: str
     run: Callable[[float], Count]
@@ -93,7 +93,7 @@ class Experiment:
 
     def rows(self, settings: Settings) -> list[Row]:
         goal = NOTHING if self.safe else None
-        return measured(self.what, lambda: [self._row(settings, goal)], goal)
+        return try_rows(self.what, lambda: [self._row(settings, goal)], goal)
 
     def _row(self, settings: Settings, goal: Goal | None) -> Row:
         count = self.run(1.0 if settings.quick else LOAD_S)
@@ -118,15 +118,15 @@ def _experiments() -> list[Experiment]:
     for name, setting in files.items():
         always = name == "appendfsync always"
         found += [
-            Experiment(f"One server, {name}, killed", partial(_killed, setting), always),
+            Experiment(f"One server, {name}, killed", partial(_kill, setting), always),
             Experiment(f"One server, {name}, power cut", partial(_power_cut, setting), always),
         ]
     for kind, fail in {"Sentinel": _sentinel, "Cluster": _cluster}.items():
         for waits in (False, True):
-            for apart in (False, True):
+            for cut in (False, True):
                 how = "with WAIT" if waits else "without WAIT"
-                event = "cut off, then killed" if apart else "killed"
-                run = partial(fail, waits, apart)
+                event = "cut off, then killed" if cut else "killed"
+                run = partial(fail, waits, cut)
                 found.append(Experiment(f"{kind}, {how}, {event}", run, waits))
     return found
 
@@ -134,7 +134,7 @@ def _experiments() -> list[Experiment]:
 # ---------------------------------------------------------------------------------- the accidents
 
 
-def _killed(setting: Mapping[str, str], seconds: float) -> Count:
+def _kill(setting: Mapping[str, str], seconds: float) -> Count:
     with start_redis(settings=setting) as server:
         url = f"{server.url}?{OPTIONS}"
         records = _work(url, seconds, server.kill)
@@ -152,35 +152,35 @@ def _power_cut(setting: Mapping[str, str], seconds: float) -> Count:
                 return _count(f"{again.url}?{OPTIONS}", records)
 
 
-def _sentinel(waits: bool, apart: bool, seconds: float) -> Count:
+def _sentinel(waits: bool, cut: bool, seconds: float) -> Count:
     with start_watched_redis() as watched:
         url = f"{watched.url}&{OPTIONS}"
-        accident = partial(_failed, watched.first, watched.second)
-        records = _work(_waiting(url, waits), seconds, accident, _apart(accident, apart))
+        accident = partial(_fail_over, watched.first, watched.second)
+        records = _work(_with_wait(url, waits), seconds, accident, _cut_off_before(accident, cut))
         await_that(lambda: watched.primary() is watched.second, "nobody took over")
         return _count(url, records)
 
 
-def _cluster(waits: bool, apart: bool, seconds: float) -> Count:
+def _cluster(waits: bool, cut: bool, seconds: float) -> Count:
     with start_redis_cluster() as cluster:
         url = f"{cluster.url}?{OPTIONS}"
         primary, _, _, replica, *_ = cluster.nodes
-        accident = partial(_failed, primary, replica)
-        records = _work(_waiting(url, waits), seconds, accident, _apart(accident, apart))
+        accident = partial(_fail_over, primary, replica)
+        records = _work(_with_wait(url, waits), seconds, accident, _cut_off_before(accident, cut))
         await_that(lambda: replica.is_primary, "nobody took over")
         return _count(url, records)
 
 
-def _waiting(url: str, waits: bool) -> str:
+def _with_wait(url: str, waits: bool) -> str:
     return f"{url}&{WAIT}" if waits else url
 
 
-def _apart(failed: partial[None], apart: bool) -> Callable[[], None] | None:
+def _cut_off_before(failed: partial[None], cut: bool) -> Callable[[], None] | None:
     primary, replica = failed.args
-    return partial(cut_off, replica, primary) if apart else None
+    return partial(cut_off, replica, primary) if cut else None
 
 
-def _failed(primary: Redis, replica: Redis) -> None:
+def _fail_over(primary: Redis, replica: Redis) -> None:
     primary.kill()
     let_in(replica)
 
@@ -194,7 +194,7 @@ def _work(
     accident: Callable[[], None],
     before: Callable[[], None] | None = None,
 ) -> list[Item]:
-    """What was acknowledged when the accident happened, in the midst of the work."""
+    """Work until the accident; return what was acknowledged before it."""
 
     async def work() -> list[Item]:
         gatherer, done = AsyncGatherer(open_store(url)), list[Item]()
@@ -229,7 +229,7 @@ async def _one(gatherer: AsyncGatherer, done: list[Item]) -> None:
 
 
 def _count(url: str, records: list[Item]) -> Count:
-    """Ask for all of them."""
+    """Look up all records and count the lost ones."""
 
     async def find(gatherer: AsyncGatherer, item: Item) -> bool:
         until = time.monotonic() + FIND_S_MAX
@@ -244,10 +244,10 @@ def _count(url: str, records: list[Item]) -> Count:
                 return found is not None and found.state is State.COMPLETED
 
     async def count() -> int:
-        gatherer, kept = AsyncGatherer(open_store(url)), 0
+        gatherer, found = AsyncGatherer(open_store(url)), 0
         for part in batched(records, 256):
-            kept += sum(await asyncio.gather(*(find(gatherer, item) for item in part)))
+            found += sum(await asyncio.gather(*(find(gatherer, item) for item in part)))
         await gatherer.close()
-        return len(records) - kept
+        return len(records) - found
 
     return Count(len(records), asyncio.run(count()))

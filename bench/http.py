@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from bench import load, no_key, postgres, redis
+from bench.app_process import AppProcess
 from bench.rounds import WARMED_UP, Settings, contest, cpu_row
-from bench.served import Served
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from bench.work import migrate
 from oncekey.stores.postgres import store as postgres_store
@@ -57,9 +57,9 @@ STORES = {"PostgreSQL": _postgres, "SQLite": _sqlite, "Redis": _redis}
 def section(settings: Settings) -> Section:
     rows = []
     for name, start in STORES.items():
-        rows += measured(f"HTTP on {name}", partial(_rows, name, start, settings))
+        rows += try_rows(f"HTTP on {name}", partial(_rows, name, start, settings))
     pairs = 20 if settings.quick else NO_KEY_PAIRS
-    rows += measured("requests without a key", lambda: no_key.rows(pairs))
+    rows += try_rows("requests without a key", lambda: no_key.rows(pairs))
     return Section("HTTP", HOW, tuple(rows))
 
 
@@ -75,9 +75,9 @@ def _rows(
     find_tool("wrk")
     with (
         start() as url,
-        Served() as plain,
-        Served(url) as guarded,
-        Served(url, by_hand=True) as by_hand,
+        AppProcess() as plain,
+        AppProcess(url) as guarded,
+        AppProcess(url, by_hand=True) as by_hand,
     ):
         served = {"without": plain, "first": guarded, "by hand": by_hand}
         rows = [
@@ -85,8 +85,12 @@ def _rows(
             for connections in CONNECTIONS
             for row in _contest(name, connections, served, settings)
         ]
-    with start() as url, Served(relaxed=True) as plain, Served(url, relaxed=True) as guarded:
-        return [*rows, *_relaxed(name, plain, guarded, settings)]
+    with (
+        start() as url,
+        AppProcess(relaxed=True) as plain,
+        AppProcess(url, relaxed=True) as guarded,
+    ):
+        return [*rows, *_relaxed_rows(name, plain, guarded, settings)]
 
 
 def _title(name: str, connections: int) -> str:
@@ -94,7 +98,7 @@ def _title(name: str, connections: int) -> str:
 
 
 def _contest(
-    name: str, connections: int, served: dict[str, Served], settings: Settings
+    name: str, connections: int, served: dict[str, AppProcess], settings: Settings
 ) -> list[Row]:
     title, guarded = _title(name, connections), served["first"]
     prefix = f"{uuid.uuid4().hex}-"
@@ -116,7 +120,9 @@ def _contest(
     return rows
 
 
-def _relaxed(name: str, plain: Served, guarded: Served, settings: Settings) -> list[Row]:
+def _relaxed_rows(
+    name: str, plain: AppProcess, guarded: AppProcess, settings: Settings
+) -> list[Row]:
     """A crowd of requests that wait for the store are many objects that are no garbage yet."""
     title = f"{_title(name, CONNECTIONS[-1])}, relaxed"
     loads = {
@@ -138,7 +144,9 @@ def _cpu_row(title: str, name: str, ours: _Load, limit: _Load) -> Row:
 class _Load:
     """A contender: requests of one kind, checked to be what they should."""
 
-    def __init__(self, served: Served, connections: int, prefix: str = "", keys: int = 0) -> None:
+    def __init__(
+        self, served: AppProcess, connections: int, prefix: str = "", keys: int = 0
+    ) -> None:
         self._served = served
         self._connections = connections
         self._prefix = prefix

@@ -13,11 +13,11 @@ from tests.servers import Program, Unavailable, find_tool
 
 WAYS = 32
 _LATE_S_MAX = 60
-_NUMBERS = 2_000_000_000  # redis-benchmark keeps it in a C int
+_NUMBERS = 2_000_000_000  # redis-benchmark stores it in a C int
 
 
 def pgbench(url: str, script: Path, seconds: float) -> float:
-    """How often the script ran through, per second, 32 at a time."""
+    """Return how often the script ran per second, 32 at a time."""
     command = ["-n", "-M", "prepared", "-c", str(WAYS), "-j", "2"]
     command += ["-T", str(max(1, round(seconds))), "-f", str(script), url]
     return parse_pgbench(_run(find_tool("pgbench"), command, seconds))
@@ -27,12 +27,12 @@ def parse_pgbench(output: str) -> float:
     rate = re.search(r"^tps = ([0-9.]+)", output, re.MULTILINE)
     failed = re.search(r"^number of failed transactions: ([1-9]\d*)", output, re.MULTILINE)
     if rate is None or failed is not None:
-        raise ValueError(f"pgbench did not do all of it: {output.strip()[-500:]}")
+        raise ValueError(f"pgbench failed: {output.strip()[-500:]}")
     return float(rate[1])
 
 
 def redis_benchmark(url: str, command: Sequence[str], requests: int) -> float:
-    """How many commands per second, 32 at a time. `__rand_int__` becomes a number each time."""
+    """Return commands per second, 32 at a time. `__rand_int__` becomes a new number each time."""
     place = urlsplit(url)
     options = ["-h", place.hostname or "", "-p", str(place.port), "--csv"]
     options += ["-a", unquote(place.password)] if place.password else []
@@ -41,7 +41,7 @@ def redis_benchmark(url: str, command: Sequence[str], requests: int) -> float:
 
 
 def parse_redis_benchmark(output: str) -> float:
-    """The line of the command, below one that names the columns."""
+    """Read the rate from the CSV output."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     for found in csv.DictReader(lines):
         return float(found["rps"])

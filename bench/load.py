@@ -19,12 +19,12 @@ _LATE_S_MAX = 30
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What wrk saw."""
+    """What wrk measured."""
 
     requests: int
     seconds: float
     refused: int
-    """Answers of 400 and above."""
+    """Responses of 400 and above."""
     broken: int
     """Connections that failed or timed out."""
 
@@ -50,7 +50,7 @@ def wrk(port: int, *, connections: int, seconds: float, prefix: str = "", keys: 
 
 
 def parse(output: str) -> Load:
-    """What `done` in load.lua has written."""
+    """Parse what `done` in load.lua has written."""
     for line in output.splitlines():
         if line.startswith(_MARK):
             return Load(**json.loads(line.removeprefix(_MARK)))

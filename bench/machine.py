@@ -1,4 +1,4 @@
-"""What else this machine does, and what it is made of."""
+"""The load of this machine, its processes and its versions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PACKAGES = (
 
 
 class ForeignCpu:
-    """The share of the machine that others used since this was made, in per cent of all CPUs.
+    """The share of the machine that other processes used since creation, in per cent of all CPUs.
 
-    Ours is this process and all that it started, also what has ended meanwhile. Time that a
-    hypervisor gave to other machines counts as foreign.
+    Ours are this process and all it started, also those that have ended. Time that a hypervisor
+    gave to other machines counts as foreign.
     """
 
     def __init__(self) -> None:
@@ -44,33 +44,33 @@ def cpus() -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time that a process has used."""
+    """Return the CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / _TICKS_PER_S
 
 
 def rss_bytes() -> int:
-    """The memory of this process that is in use now."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def versions() -> str:
-    """What runs in this process."""
+    """List the versions of Python and of packages."""
     parts = [f"Python {platform.python_version()}", f"SQLite {sqlite3.sqlite_version}"]
     parts += [f"{name} {metadata.version(name)}" for name in _PACKAGES]
     return ", ".join(parts)
 
 
 def _busy_s() -> float:
-    """What all CPUs together did since boot, without being idle or waiting for a disk."""
+    """Return the busy time of all CPUs since boot, without idle time and disk waits."""
     line = Path("/proc/stat").read_text().partition("\n")[0]
     user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(int, line.split()[1:])
     return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
 
 
 def own_s() -> float:
-    """CPU time of this process and its descendants. A child that has ended is in its parent's."""
+    """Return the CPU time of this process and its descendants, also ended ones."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -1,4 +1,4 @@
-"""Memory and crowds: what stays the same however much goes through."""
+"""Memory of a process after many records, and many retries at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from bench import waiters
 from bench.machine import ForeignCpu
 from bench.rounds import Settings, say
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from tests.servers import folders
 
@@ -29,8 +29,8 @@ HOW = (
 
 def section(settings: Settings) -> Section:
     rows = [
-        *measured("memory", lambda: [_million(settings)]),
-        *measured("retries of a running request", waiters.rows),
+        *try_rows("memory", lambda: [_million(settings)]),
+        *try_rows("retries of a running request", waiters.rows),
     ]
     return Section("Memory and crowds", HOW, tuple(rows))
 

@@ -1,4 +1,4 @@
-"""Very many records through one process, which tells how much memory it uses meanwhile.
+"""A process that handles very many records and reports its memory meanwhile.
 
 python -m bench.million FILE RECORDS SECONDS_MAX
 """

@@ -1,4 +1,4 @@
-"""Payments: a charge through the whole API, with oncekey and with the same handlers without it."""
+"""Payments: a charge through the whole API, with oncekey and without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench import machine, postgres
 from bench.rounds import WARMED_UP, Settings, contest, cpu_row
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from payments.access.accounts import LOCAL_KEY
 from tests.payments.api_process import ApiProcess
@@ -56,7 +56,7 @@ DATABASES = {"SQLite": _sqlite, "PostgreSQL": _postgres}
 def section(settings: Settings) -> Section:
     rows = []
     for name, start in DATABASES.items():
-        rows += measured(f"payments on {name}", partial(_rows, name, start, settings))
+        rows += try_rows(f"payments on {name}", partial(_rows, name, start, settings))
     return Section("Payments", HOW, tuple(rows))
 
 
@@ -71,8 +71,8 @@ def _rows(
         tempfile.TemporaryDirectory() as folder,
         start() as url,
         CardNetwork(Path(folder)) as network,
-        _served(Path(folder) / "with", url, network) as guarded,
-        _served(Path(folder) / "without", url, network, idempotent=False) as plain,
+        _start_api(Path(folder) / "with", url, network) as guarded,
+        _start_api(Path(folder) / "without", url, network, idempotent=False) as plain,
     ):
         return [
             row
@@ -81,7 +81,9 @@ def _rows(
         ]
 
 
-def _served(folder: Path, url: str, network: CardNetwork, *, idempotent: bool = True) -> ApiProcess:
+def _start_api(
+    folder: Path, url: str, network: CardNetwork, *, idempotent: bool = True
+) -> ApiProcess:
     folder.mkdir()
     return ApiProcess(folder, database_url=url, network_url=network.url, idempotent=idempotent)
 
@@ -112,7 +114,7 @@ def _new_keys() -> Iterator[str]:
 
 
 class _Charges:
-    """A contender: charges over so many connections, with these keys, each of them answered 200."""
+    """A contender: charges over several connections, with these keys, each answered with 200."""
 
     def __init__(self, api: ApiProcess, connections: int, keys: Iterator[str]) -> None:
         self._api = api
@@ -123,24 +125,24 @@ class _Charges:
 
     def __call__(self, seconds: float) -> float:
         cpu_s, started = machine.cpu_s(self._api.child.pid), time.monotonic()
-        answered = asyncio.run(self._all(started + seconds))
+        responses = asyncio.run(self._all(started + seconds))
         took_s = time.monotonic() - started
-        self.cpu_us.append((machine.cpu_s(self._api.child.pid) - cpu_s) / answered * 1e6)
-        return answered / took_s
+        self.cpu_us.append((machine.cpu_s(self._api.child.pid) - cpu_s) / responses * 1e6)
+        return responses / took_s
 
     async def _all(self, until: float) -> int:
         return sum(await asyncio.gather(*(self._one(until) for _ in range(self._connections))))
 
     async def _one(self, until: float) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._api.port)
-        answered = 0
+        responses = 0
         while time.monotonic() < until and (key := next(self._keys, None)) is not None:
             writer.write(_HEAD % key.encode() + _BODY)
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200"), head
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             await reader.readexactly(int(length))
-            answered += 1
+            responses += 1
         writer.close()
         await writer.wait_closed()
-        return answered
+        return responses

@@ -10,7 +10,7 @@ import psycopg
 
 from bench.limits import pgbench
 from bench.rounds import Contender, Settings, contest
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row
 from bench.work import (
     ANSWER,
@@ -110,8 +110,8 @@ def rows(settings: Settings) -> list[Row]:
         migrate(store)
         with Library(store) as library:
             return [
-                *measured(INSERTS, lambda: _insert_rows(server, library, settings), INSERTS_GOAL),
-                *measured(PAIRS, lambda: _pair_rows(server, library, settings), PAIRS_GOAL),
+                *try_rows(INSERTS, lambda: _insert_rows(server, library, settings), INSERTS_GOAL),
+                *try_rows(PAIRS, lambda: _pair_rows(server, library, settings), PAIRS_GOAL),
                 *_alone_rows(server, library, settings),
             ]
 
@@ -121,7 +121,7 @@ def estimate_s(settings: Settings) -> float:
 
 
 def _insert_rows(server: Postgres, library: Library, settings: Settings) -> list[Row]:
-    script = _written(server.folder / "insert.sql", _PGBENCH_INSERT)
+    script = _write_script(server.folder / "insert.sql", _PGBENCH_INSERT)
     contenders: dict[str, Contender] = {
         "pgbench": lambda seconds: pgbench(server.url, script, seconds),
         "store verbs": lambda seconds: library.crowd(library.insert, seconds),
@@ -131,7 +131,7 @@ def _insert_rows(server: Postgres, library: Library, settings: Settings) -> list
 
 
 def _pair_rows(server: Postgres, library: Library, settings: Settings) -> list[Row]:
-    script = _written(server.folder / "pair.sql", _PGBENCH_PAIR)
+    script = _write_script(server.folder / "pair.sql", _PGBENCH_PAIR)
     contenders: dict[str, Contender] = {
         "pgbench": lambda seconds: pgbench(server.url, script, seconds),
         "store verbs": lambda seconds: library.crowd(library.insert_and_complete, seconds),
@@ -165,11 +165,11 @@ def _alone_rows(server: Postgres, library: Library, settings: Settings) -> list[
         )
 
     try:
-        told = "PostgreSQL", library, bare
+        common = "PostgreSQL", library, bare
         # Who does not know whether a record is there cannot begin with a look: a retry's insert is
         # to be compared with an insert too.
-        found = alone_row(*told, (FOUND, NEW), ROUND_TRIP, settings)
-        return [*alone_rows(*told, lambda _: ROUND_TRIP, settings), found]
+        found = alone_row(*common, (FOUND, NEW), ROUND_TRIP, settings)
+        return [*alone_rows(*common, lambda _: ROUND_TRIP, settings), found]
     finally:
         library.run(connection.close())
 
@@ -177,15 +177,15 @@ def _alone_rows(server: Postgres, library: Library, settings: Settings) -> list[
 def _arguments(name: str, item: Item) -> tuple[Any, ...]:
     claim = item.claim
     if name == NEW:
-        told = (claim.tenant, claim.operation, claim.key, claim.fingerprint)
-        return (claim.id, claim.token, *told)
+        common = (claim.tenant, claim.operation, claim.key, claim.fingerprint)
+        return (claim.id, claim.token, *common)
     if name in (FOUND, PEEK):
         return (claim.id,)
     owned = (claim.id, item.fence, claim.token)
     return owned if name == RENEW else (*owned, encode_headers(ANSWER.headers), ANSWER.body)
 
 
-def _written(path: Path, script: str) -> Path:
+def _write_script(path: Path, script: str) -> Path:
     path.write_text(f"{script};\n" if not script.endswith("\\gset") else f"{script}\n")
     return path
 

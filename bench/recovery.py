@@ -1,8 +1,8 @@
 """Recovery: how long a killed worker's operations stay unfinished.
 
-A worker dies by SIGKILL with many requests under way. Their clients ask another worker, again and
-again; or nobody asks, and `oncekey recover` finishes them. Measured from the kill, less one lease:
-before that nobody may touch them.
+A worker is killed with many requests running. Their clients retry at another worker; or nobody
+retries, and `oncekey recover` finishes them. Measured from the kill, less one lease, during which
+nobody may touch them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from bench.http import STORES
 from bench.machine import ForeignCpu
 from bench.rounds import Settings, say
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from oncekey import open_store
 from oncekey._core.key import record_id
@@ -54,7 +54,7 @@ POLICY: dict[str, Any] = {"recovery": "resume", "lease_s": LEASE_S}
 def section(settings: Settings) -> Section:
     rows = []
     for name, start in STORES.items():
-        rows += measured(f"Recovery on {name}", partial(_rows, name, start))
+        rows += try_rows(f"Recovery on {name}", partial(_rows, name, start))
     return Section("Recovery", HOW, tuple(rows))
 
 
@@ -65,8 +65,8 @@ def estimate_s(settings: Settings) -> float:
 def _rows(name: str, start: Callable[[], AbstractContextManager[str]]) -> list[Row]:
     with start() as url:
         return [
-            _row(f"{name}, taken over by retries", partial(_taken_over, url), TAKE_OVER),
-            _row(f"{name}, orphans", partial(_orphans, url), ORPHAN),
+            _row(f"{name}, taken over by retries", partial(_measure_takeover, url), TAKE_OVER),
+            _row(f"{name}, orphans", partial(_measure_orphans, url), ORPHAN),
         ]
 
 
@@ -87,8 +87,8 @@ def _row(what: str, measure: Callable[[], list[float]], goal: Goal) -> Row:
     )
 
 
-class _Killed:
-    """A worker that died with many requests under way."""
+class _KilledWorker:
+    """A worker that was killed with many requests running."""
 
     def __init__(self, url: str) -> None:
         self.folder = folders.private("recovery")
@@ -99,7 +99,7 @@ class _Killed:
             asked = [clients.submit(self.ask, child, key) for key in self.keys]
             while len(_lines(self.ledger)) < REQUESTS:
                 time.sleep(0.02)
-            self.sign.touch()  # whoever takes over finds that there is nothing to wait for
+            self.sign.touch()  # so that the next attempt need not wait
             child.process.kill()
             self.at = time.monotonic()
             assert {request.result() for request in asked} <= {0, 201}
@@ -115,9 +115,9 @@ def _lines(ledger: Path) -> list[str]:
     return ledger.read_text().splitlines() if ledger.exists() else []
 
 
-def _taken_over(url: str) -> list[float]:
+def _measure_takeover(url: str) -> list[float]:
     with serving(url, folders.private("heir") / "ledger", **POLICY) as heir:
-        killed = _Killed(url)
+        killed = _KilledWorker(url)
 
         def retries(key: str) -> float:
             while killed.ask(heir, key) != 201:
@@ -130,22 +130,22 @@ def _taken_over(url: str) -> list[float]:
             return list(clients.map(retries, killed.left))
 
 
-def _orphans(url: str) -> list[float]:
+def _measure_orphans(url: str) -> list[float]:
     ledger = folders.private("recoverer") / "ledger"
     settings = json.dumps([url, str(ledger), POLICY])
     environment = {**os.environ, "ONCEKEY_TEST_APP": settings, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "oncekey", "recover", "--json", "tests.crash.recoverable:app"]
     recoverer = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     try:
-        killed = _Killed(url)
+        killed = _KilledWorker(url)
         return _wait_for(url, killed)
     finally:
         recoverer.terminate()
         recoverer.wait(ENDS_S_MAX)
 
 
-def _wait_for(url: str, killed: _Killed) -> list[float]:
-    """Look at the records until each is completed."""
+def _wait_for(url: str, killed: _KilledWorker) -> list[float]:
+    """Poll the records until each is completed."""
     line, left = (
         StoreConnection(open_store(url)),
         {record_id("single", "POST /pay", key) for key in killed.left},

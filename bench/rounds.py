@@ -1,4 +1,4 @@
-"""Rounds: every contender runs in each of them, and the ratios are taken within each."""
+"""Rounds: every contender runs in each round, and ratios are taken within a round."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.machine import ForeignCpu
 from bench.table import Goal, Row
 
 WARM_UP = 0.25
-"""The part of a round that each contender runs once before the first one, uncounted."""
+"""How much of a round each contender first runs uncounted."""
 WARMED_UP = 1
-"""So many works of each contender were not counted: what it noted of them is left out too."""
+"""The number of uncounted warm-ups, to be left out of a contender's own notes too."""
 
 Contender = Callable[[float], float]
-"""Works for about so many seconds; its operations per second."""
+"""Works for about that many seconds and returns its operations per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,24 @@ class Settings:
     """How long each contender works in each round."""
     quick: bool = False
     full: bool = False
-    """As large as the goals say, where less tells nearly as much: hours instead of minutes."""
+    """As large as the goals say, which takes hours, instead of a size that shows nearly as much."""
 
     def estimate_s(self, contenders: int, share: float = 1.0) -> float:
-        """How long a contest of so many contenders takes."""
+        """Estimate how long a contest of that many contenders takes."""
         return contenders * self.seconds * share * (self.rounds + WARM_UP) * 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What came out: one value for each contender and round."""
+    """The result: one rate for each contender and round."""
 
     rates: dict[str, list[float]]
     foreign_percent: list[float]
 
     def row(self, what: str, ours: str, limit: str, goal: Goal | None) -> Row:
-        """The median of the ratios of the rounds, beside the median rates.
+        """Return the median of the rounds' ratios, beside the median rates.
 
-        A goal for time turns the ratio round: how many times as long ours takes.
+        For a goal of time the ratio is inverted: how many times as long ours takes.
         """
         pairs = list(zip(self.rates[ours], self.rates[limit], strict=True))
         ratios = [
@@ -72,10 +72,10 @@ def contest(
     turns: int = 1,
     before_round: Callable[[], None] = lambda: None,
 ) -> Contest:
-    """Let all of them run in turn, round by round, in changing order.
+    """Run all contenders in turn, round by round, in changing order.
 
-    Each has `share` of a contender's time, in so many turns of which the median counts: the shorter
-    a turn, the less can change between those that are compared.
+    Each gets `share` of a contender's time, in `turns` turns of which the median counts: the
+    shorter a turn, the less the machine changes between contenders.
     """
     before_round()
     for run in contenders.values():
@@ -92,16 +92,14 @@ def contest(
         for name, values in seen.items():
             rates[name].append(median(values))
         foreign_percent.append(foreign.percent())
-        told = ", ".join(f"{name} {_short(values[-1])}/s" for name, values in rates.items())
+        rates_now = ", ".join(f"{name} {_short(values[-1])}/s" for name, values in rates.items())
         others = f"others' CPU {foreign_percent[-1]:.0f} %"
-        say(f"{title} {number + 1}/{settings.rounds}: {told}; {others}")
+        say(f"{title} {number + 1}/{settings.rounds}: {rates_now}; {others}")
     return Contest(rates, foreign_percent)
 
 
 def cpu_row(what: str, ours_us: Sequence[float], limit_us: Sequence[float]) -> Row:
-    """How many times as much CPU time ours takes, by what each took in each round. Unlike rates it
-    hardly depends on what else the machine does.
-    """
+    """Compare CPU time, which unlike rates hardly depends on what else the machine does."""
     ratios = [ours / limit for ours, limit in zip(ours_us, limit_us, strict=True)]
     return Row(
         what,
@@ -115,7 +113,7 @@ def cpu_row(what: str, ours_us: Sequence[float], limit_us: Sequence[float]) -> R
 
 
 def say(line: str) -> None:
-    """Progress, apart from the results."""
+    """Print progress to stderr, apart from the results."""
     print(f"  {line}", file=sys.stderr, flush=True)
 
 

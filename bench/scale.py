@@ -1,8 +1,8 @@
-"""Scale: the room that a record takes, and what many records cost those who insert.
+"""Scale: the disk space of a record, and the time of inserts among many records.
 
-The database that is full is filled by SQL, in the layout and with the values that the library
-writes. Then its server is confined: its primary key is `CACHED_MAX` times what the server and the
-system together can keep in memory of it.
+The full database is filled by SQL, in the layout and with the values that the library writes. Then
+its server's memory is limited, so that its primary key is `CACHED_MAX` times what server and system
+together can cache.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from bench.confined import Confined, confined
 from bench.machine import ForeignCpu
+from bench.memory_limit import MemoryGroup, confine_memory
 from bench.rounds import Settings, say
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from bench.work import RETENTION_S, Item, Library, claim, migrate
 from oncekey._core import lifecycle
@@ -75,10 +75,10 @@ HOW = (
 
 def section(settings: Settings) -> Section:
     rows = [
-        *measured("room on PostgreSQL", _postgres_room, POSTGRES_ROOM),
-        *measured("room on SQLite", _sqlite_room, SQLITE_ROOM),
-        *measured("inserts among many records", lambda: _crowded(_records(settings)), P50),
-        *measured("a day dropped", lambda: [_dropped(_records(settings) // 10)], DROPPED),
+        *try_rows("room on PostgreSQL", _postgres_room, POSTGRES_ROOM),
+        *try_rows("room on SQLite", _sqlite_room, SQLITE_ROOM),
+        *try_rows("inserts among many records", lambda: _insert_rows(_records(settings)), P50),
+        *try_rows("a day dropped", lambda: [_drop_row(_records(settings) // 10)], DROPPED),
     ]
     return Section("Scale", HOW, tuple(rows))
 
@@ -123,23 +123,23 @@ def _answers() -> Iterator[tuple[str, int, Lengths]]:
     a page.
     """
     for body_bytes in ANSWER_BYTES:
-        yield f"answers of {body_bytes:,} bytes on average", body_bytes, _mixed
-        yield f"answers of {body_bytes:,} bytes each", body_bytes, _equal
+        yield f"answers of {body_bytes:,} bytes on average", body_bytes, _mixed_lengths
+        yield f"answers of {body_bytes:,} bytes each", body_bytes, _equal_lengths
 
 
-def _equal(records: int, body_bytes: int) -> list[int]:
+def _equal_lengths(records: int, body_bytes: int) -> list[int]:
     return [body_bytes] * records
 
 
-def _mixed(records: int, mean_bytes: int) -> list[int]:
+def _mixed_lengths(records: int, mean_bytes: int) -> list[int]:
     """From half to one and a half times as long, in any order."""
     lengths = [mean_bytes // 2 + mean_bytes * n // records for n in range(records)]
     random.Random(records).shuffle(lengths)
     return lengths
 
 
-def _beyond(taken_bytes: int, records: int, body_bytes: int) -> float:
-    return taken_bytes / records - body_bytes - len(encode_headers(HEADERS))
+def _overhead(total_bytes: int, records: int, body_bytes: int) -> float:
+    return total_bytes / records - body_bytes - len(encode_headers(HEADERS))
 
 
 def _room_row(what: str, body_bytes: int, beyond: float, goal: Goal) -> Row:
@@ -160,7 +160,7 @@ def _postgres_room() -> list[Row]:
 
 def _postgres_room_of(what: str, body_bytes: int, lengths: Lengths) -> list[Row]:
     rows = []
-    taken = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relname = ANY (%s)"
+    query = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relname = ANY (%s)"
     tables = [["oncekey_claims", "oncekey_answers", "oncekey_steps"]]
     with start_postgres() as server, psycopg.connect(server.url, autocommit=True) as db:
         store = _store(server.url)
@@ -169,8 +169,8 @@ def _postgres_room_of(what: str, body_bytes: int, lengths: Lengths) -> list[Row]
             db.execute("VACUUM ANALYZE oncekey_claims, oncekey_answers")
         for how, statement in {"going on": "SELECT 1", "compact": "VACUUM FULL"}.items():
             db.execute(statement.encode())
-            [(total,)] = db.execute(taken, tables).fetchall()
-            beyond = _beyond(int(total), SIZED_POSTGRES, body_bytes)
+            [(total,)] = db.execute(query, tables).fetchall()
+            beyond = _overhead(int(total), SIZED_POSTGRES, body_bytes)
             rows.append(
                 _room_row(f"Room on PostgreSQL, {how}, {what}", body_bytes, beyond, POSTGRES_ROOM)
             )
@@ -186,7 +186,7 @@ def _sqlite_room() -> list[Row]:
         _complete(store, lengths(SIZED, body_bytes))
         with closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        beyond = _beyond(path.stat().st_size, SIZED, body_bytes)
+        beyond = _overhead(path.stat().st_size, SIZED, body_bytes)
         rows.append(_room_row(f"Room on SQLite, {what}", body_bytes, beyond, SQLITE_ROOM))
     return rows
 
@@ -229,10 +229,10 @@ def _small(records: int) -> Postgres:
     return start_postgres(durable=True, settings=settings)
 
 
-def _crowded(records: int) -> list[Row]:
+def _insert_rows(records: int) -> list[Row]:
     with (
         _small(records) as server,
-        confined(server.family) as room,
+        confine_memory(server.family) as room,
         psycopg.connect(server.url, autocommit=True) as admin,
     ):
         admin.execute("CREATE DATABASE crowded")
@@ -248,7 +248,7 @@ def _crowded(records: int) -> list[Row]:
             many = f"{records:,} records, {memory}"
             rows = [row for ways in WAYS for row in _among(alone, among, ways, many)]
             foreign = ForeignCpu()
-            swept = _compared(
+            swept = _compare_times(
                 lambda: _insert_times(among, WAYS[-1]),
                 lambda: _insert_times(among, WAYS[-1], sweep=True),
             )
@@ -258,7 +258,7 @@ def _crowded(records: int) -> list[Row]:
 
 def _among(alone: Library, among: Library, ways: int, many: str) -> list[Row]:
     foreign = ForeignCpu()
-    times = _compared(lambda: _insert_times(alone, ways), lambda: _insert_times(among, ways))
+    times = _compare_times(lambda: _insert_times(alone, ways), lambda: _insert_times(among, ways))
     what = f"Inserts{f', {ways} at a time,' if ways > 1 else ', alone,'} among {many}"
     return [
         _time_row(f"{what}, median", times, 0, P50, foreign),
@@ -266,7 +266,7 @@ def _among(alone: Library, among: Library, ways: int, many: str) -> list[Row]:
     ]
 
 
-def _confine(db: psycopg.Connection[Any], room: Confined) -> str:
+def _confine(db: psycopg.Connection[Any], room: MemoryGroup) -> str:
     """Leave the server memory for a part of the primary key; says how much that is."""
     db.execute("CHECKPOINT")
     os.sync()  # what is not written yet cannot be let go
@@ -287,13 +287,13 @@ def _insert_times(library: Library, ways: int, *, sweep: bool = False) -> list[f
             await library.insert()
             times.append(time.perf_counter() - started)
 
-    async def sweeping() -> None:
+    async def sweep_loop() -> None:
         while True:
             await library.ask(Sweep(SWEEP_ROWS_MAX))
             await asyncio.sleep(SWEEP_PAUSE_S)
 
     async def crowd() -> None:
-        sweeper = asyncio.create_task(sweeping()) if sweep else None
+        sweeper = asyncio.create_task(sweep_loop()) if sweep else None
         await asyncio.gather(*(one() for _ in range(ways)))
         if sweeper:
             sweeper.cancel()
@@ -306,7 +306,7 @@ def _insert_times(library: Library, ways: int, *, sweep: bool = False) -> list[f
 Times = Callable[[], list[float]]
 
 
-def _compared(base: Times, other: Times) -> tuple[list[float], list[float]]:
+def _compare_times(base: Times, other: Times) -> tuple[list[float], list[float]]:
     """In turn, a few times; the first turn of each warms up."""
     base(), other()
     turns = [(base(), other()) for _ in range(5)]
@@ -330,7 +330,7 @@ def _time_row(
 # ------------------------------------------------------------------------------------------- days
 
 
-def _dropped(answers: int) -> Row:
+def _drop_row(answers: int) -> Row:
     with start_postgres(durable=True) as server:
         store = _store(server.url)
         layouts.move(store, layouts.PARTITIONED, lambda _: None)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bench.machine import ForeignCpu
 from bench.rounds import Settings, say
-from bench.subject import measured
+from bench.subject import try_rows
 from bench.table import Goal, Row, Section
 from bench.work import claim as new_claim
 from oncekey._core import lifecycle
@@ -37,7 +37,7 @@ _HEADERS = tuple((b"x-header-%d" % number, b"value-%d" % number) for number in r
 
 def section(settings: Settings) -> Section:
     pairs = 5 if settings.quick else 15
-    return Section("Sealed records", HOW, tuple(measured("sealing", lambda: _rows(pairs))))
+    return Section("Sealed records", HOW, tuple(try_rows("sealing", lambda: _rows(pairs))))
 
 
 def estimate_s(settings: Settings) -> float:
@@ -91,7 +91,7 @@ def _row(
 
 
 def _life(store: Any) -> tuple[float, float, float]:
-    """CPU time of a claim, of a completion and of a replay."""
+    """Return the CPU time of a claim, of a completion and of a replay."""
     claims = [new_claim() for _ in range(CALLS)]
     answer = Answer(201, _HEADERS, os.urandom(BODY_BYTES))
     swaps = [
@@ -104,18 +104,18 @@ def _life(store: Any) -> tuple[float, float, float]:
     with closing(store.connect()) as connection:
         run(store.prepare(), connection.ask)
         verbs: list[list[Any]] = [list(map(Insert, claims)), swaps, list(map(Insert, retries))]
-        first, second, third = (_performed(store, connection.ask, each) for each in verbs)
+        first, second, third = (_cost_us(store, connection.ask, each) for each in verbs)
     return first, second, third
 
 
-def _performed(store: Any, ask: Callable[[Any], Any], verbs: list[Any]) -> float:
+def _cost_us(store: Any, ask: Callable[[Any], Any], verbs: list[Any]) -> float:
     _forget(store)
     waiting = iter(verbs)
     return _us(lambda: run(store.perform([next(waiting)]), ask), len(verbs))
 
 
 def _forget(store: Any) -> None:
-    """What a process remembers of ids and keys: each verb is to be its first of this record."""
+    """Clear cached ids and keys, so that each verb is the first for its record."""
     seal = getattr(store, "_seal", None)
     if seal is not None:
         seal.hashed_id.cache_clear()

@@ -49,7 +49,7 @@ class Shop(ABC):
         """Of a connection, which is lent until it is committed."""
 
     @abstractmethod
-    def asking(self, connection: Any) -> Callable[[Any], Awaitable[Any]]:
+    def asker(self, connection: Any) -> Callable[[Any], Awaitable[Any]]:
         """How questions of atomic mode are asked in a transaction."""
 
     @abstractmethod
@@ -119,7 +119,7 @@ class PostgresShop(Shop):
         async with self._pool.acquire() as connection, connection.transaction():
             yield connection
 
-    def asking(self, connection: Any) -> Callable[[Any], Awaitable[Any]]:
+    def asker(self, connection: Any) -> Callable[[Any], Awaitable[Any]]:
         return lambda question: connection.fetch(question.sql, *question.args)
 
     async def order(self, connection: Any, item: str) -> int:
@@ -200,7 +200,7 @@ class MariaShop(Shop):
             yield connection
             await connection.commit()
 
-    def asking(self, connection: Any) -> Callable[[Any], Awaitable[Any]]:
+    def asker(self, connection: Any) -> Callable[[Any], Awaitable[Any]]:
         ask: AsyncAsk = transactions.join_asyncmy(connection)
         return ask
 

@@ -67,7 +67,7 @@ def _insert_rows(folder: Path, settings: Settings) -> list[Row]:
     def in_batches(seconds: float) -> float:
         db, number, started = _open(next(files)), 0, time.perf_counter()
         while time.perf_counter() - started < seconds:
-            new = [_claimed(Item(claim())) for _ in range(BATCH_ROWS)]
+            new = [_insert_values(Item(claim())) for _ in range(BATCH_ROWS)]
             db.execute("BEGIN IMMEDIATE")
             for row in new:
                 db.execute(_INSERT, row)
@@ -85,7 +85,7 @@ def _insert_rows(folder: Path, settings: Settings) -> list[Row]:
 
         return run
 
-    measured = contest(
+    result = contest(
         title,
         {
             "batches of 64": in_batches,
@@ -96,7 +96,7 @@ def _insert_rows(folder: Path, settings: Settings) -> list[Row]:
         before_round=lambda: _remove(folder),
     )
     return [
-        measured.row(f"{title}: {name}", name, "batches of 64", INSERTS)
+        result.row(f"{title}: {name}", name, "batches of 64", INSERTS)
         for name in ("store verbs", "Guard")
     ]
 
@@ -126,7 +126,7 @@ def _ask(db: sqlite3.Connection, name: str, item: Item) -> Any:
     """The verb's one-row statement, and its commit where it writes."""
     record_id, token = item.claim.id, item.claim.token
     if name == NEW:
-        return db.execute(_INSERT, _claimed(item))
+        return db.execute(_INSERT, _insert_values(item))
     if name == FOUND:
         return db.execute(_FIND, (record_id,)).fetchone()
     if name == PEEK:
@@ -140,7 +140,7 @@ def _ask(db: sqlite3.Connection, name: str, item: Item) -> Any:
     return db.execute("COMMIT")
 
 
-def _claimed(item: Item) -> tuple[Any, ...]:
+def _insert_values(item: Item) -> tuple[Any, ...]:
     new = item.claim
     return (new.id, new.token, new.fingerprint, new.tenant, new.operation, new.key)
 

@@ -1,4 +1,4 @@
-"""What every subject needs: a result for whatever could not be measured."""
+"""What every subject needs: a row for whatever could not be measured."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from bench.table import Goal, Row
 from tests.servers import Unavailable
 
 failures: list[str] = []
-"""What broke, as opposed to what cannot be had here: a run that has any is no success."""
+"""Subjects that broke, as opposed to those this machine cannot run: any of them fails the run."""
 
 
-def measured(what: str, rows: Callable[[], list[Row]], goal: Goal | None = None) -> list[Row]:
-    """The rows, or one that says why there are none."""
+def try_rows(what: str, rows: Callable[[], list[Row]], goal: Goal | None = None) -> list[Row]:
+    """Return the rows, or one row that says why there are none."""
     try:
         return rows()
     except Unavailable as reason:

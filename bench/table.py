@@ -36,7 +36,7 @@ class Goal:
     aim: float | None = None
     unit: str = "x"
 
-    def met(self, value: float) -> bool:
+    def is_met(self, value: float) -> bool:
         return value >= self.bound if self.at_least else value <= self.bound
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One result, or the reason why there is none."""
+    """One result, or the reason there is none."""
 
     what: str
     ours: str = ""
@@ -59,7 +59,7 @@ class Row:
     unit: str = "x"
     foreign_percent: float | None = None
     steady: bool = False
-    """Hardly depends on what else the machine does: memory, or CPU time instead of rates."""
+    """Whether it hardly depends on other load: memory or CPU time, not rates."""
     missing: str = ""
 
     def cells(self) -> tuple[str, ...]:
@@ -69,15 +69,23 @@ class Row:
         if self.low is not None and self.high is not None:
             result += f" ({self.low:.3g} to {self.high:.3g})"
         others = "" if self.foreign_percent is None else f"{self.foreign_percent:.0f} %"
-        return (self.what, self.ours, self.limit, result, str(self.goal or ""), self.met(), others)
+        return (
+            self.what,
+            self.ours,
+            self.limit,
+            result,
+            str(self.goal or ""),
+            self.is_met(),
+            others,
+        )
 
-    def met(self) -> str:
-        """On a busy machine a goal is neither met nor missed, unless others cannot matter."""
+    def is_met(self) -> str:
+        """Say whether the goal is met; "unsure" on a busy machine, unless the value is steady."""
         if self.goal is None or self.value is None:
             return ""
         if not self.steady and (self.foreign_percent or 0) > _NOISE_PERCENT:
             return "unsure"
-        return "yes" if self.goal.met(self.value) else "no"
+        return "yes" if self.goal.is_met(self.value) else "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +94,26 @@ class Section:
 
     title: str
     how: str
-    """What was compared with what, in a sentence or two."""
+    """What is compared with what, in a sentence or two."""
     rows: tuple[Row, ...]
     date: str = ""
     machine: str = ""
 
     def noisy(self) -> bool:
-        """Whether most of it was measured while others used the machine too."""
+        """Whether other processes used the machine during most of it."""
         seen = [row.foreign_percent for row in self.rows if row.foreign_percent is not None]
         return bool(seen) and median(seen) > _NOISE_PERCENT
 
     def text(self) -> str:
-        """As Markdown, with columns that line up in a terminal too."""
-        head = [f"## {self.title}", "", _wrapped(self.how), ""]
+        """Render Markdown whose columns also line up in a terminal."""
+        head = [f"## {self.title}", "", _wrap(self.how), ""]
         if self.date:
-            head += [_wrapped(f"{self.date}, {self.machine}"), ""]
+            head += [_wrap(f"{self.date}, {self.machine}"), ""]
         if self.noisy():
             head += [_NOISY, ""]
         drawn = _table([_HEAD, *(row.cells() for row in self.rows)])
         missing = [f"Not measured: {row.what}: {row.missing}" for row in self.rows if row.missing]
-        return "\n".join([*head, *drawn, *(f"\n{_wrapped(line)}" for line in missing)])
+        return "\n".join([*head, *drawn, *(f"\n{_wrap(line)}" for line in missing)])
 
 
 def page(sections: Sequence[Section]) -> str:
@@ -123,7 +131,7 @@ def load(text: str) -> list[Section]:
     ]
 
 
-def _wrapped(text: str) -> str:
+def _wrap(text: str) -> str:
     return textwrap.fill(text, width=100, break_long_words=False, break_on_hyphens=False)
 
 

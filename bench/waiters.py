@@ -22,7 +22,7 @@ RETRIES = 1_000
 WAIT_S = 10.0
 GOAL = Goal(WAIT_S, at_least=False, unit="s")
 _CROWD_S = 0.5
-"""How long the handler goes on once all retries have arrived."""
+"""How long the handler continues after all retries have arrived."""
 _BODY = b'{"item": "tea"}'
 _SCOPE = {
     "type": "http",
@@ -53,12 +53,12 @@ def rows() -> list[Row]:
         assert served == room, crowd
         assert served + refused == RETRIES, crowd
         what = f"{RETRIES:,} retries of a running request, room for {room:,} to wait"
-        told = f"{served} served, {refused} refused"
-        say(f"{what}: {told}, the last {crowd.served_s:.2f} s after the handler's end")
+        summary = f"{served} served, {refused} refused"
+        say(f"{what}: {summary}, the last {crowd.served_s:.2f} s after the handler's end")
         found.append(
             Row(
                 f"{what}: last answer after the handler's end",
-                ours=told,
+                ours=summary,
                 limit=f"refusals within {crowd.refused_s:.2f} s" if refused else "",
                 value=crowd.served_s,
                 goal=GOAL,
@@ -104,7 +104,7 @@ async def _crowd(room: int) -> Crowd:
 
 
 async def _until_done(tasks: list[asyncio.Task[int]], count: int) -> None:
-    """Wait until so many of them have ended."""
+    """Wait until that many tasks have ended."""
     ended = asyncio.as_completed(tasks, timeout=WAIT_S / 2)
     for _ in range(count):
         await next(ended)

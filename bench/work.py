@@ -231,10 +231,10 @@ def alone_row(
     title = f"{engine}, alone, {name}" + (
         "" if name == other else f", against the driver's {other}"
     )
-    measured: Contest = contest(
+    result: Contest = contest(
         title, {"library": ours, "driver": theirs}, settings, share=ALONE_SHARE, turns=ALONE_TURNS
     )
-    return measured.row(title, "library", "driver", goal)
+    return result.row(title, "library", "driver", goal)
 
 
 def migrate(store: Store) -> None:

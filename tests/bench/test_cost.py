@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.cost_engines import _weighed, _weight
+from bench.cost_engines import _size_of, _weigh
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,13 @@ from bench.cost_engines import _weighed, _weight
     ],
 )
 def test_amazons_rule(value: dict[str, object], weight: int) -> None:
-    assert _weight(value) == weight
+    assert _size_of(value) == weight
 
 
 def test_a_record_weighs_its_items_and_its_entry_in_the_index() -> None:
     record = {"id": {"B": b"i" * 32}, "part": {"B": b"r"}, "owner": {"B": b"o" * 8}}
     body = {"id": {"B": b"i" * 32}, "part": {"B": b"b"}, "body": {"B": b"x" * 3_000}}
-    point = _weighed(3_000, [record, body], client_us=1.0)
+    point = _weigh(3_000, [record, body], client_us=1.0)
     keys = 2 + 32 + 4 + 1
     entry = 100 + keys + 5 + 8
     assert point.index_bytes == entry

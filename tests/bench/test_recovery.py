@@ -11,7 +11,7 @@ def test_the_99th_percentile_is_counted_from_the_end_of_the_lease() -> None:
     assert abs(row.value - 0.099) < 1e-9
     assert row.low is not None
     assert abs(row.low) < 1e-9
-    assert TAKE_OVER.met(row.value)
+    assert TAKE_OVER.is_met(row.value)
     late = recovery._row("x", lambda: [LEASE_S + 0.6] * 10, TAKE_OVER)
     assert late.value is not None
-    assert not TAKE_OVER.met(late.value)
+    assert not TAKE_OVER.is_met(late.value)

@@ -1,4 +1,4 @@
-"""The application of `bench.app` in a process of its own."""
+"""`bench.app` in a separate process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ _STOP_S_MAX = 15
 _REST_S = 0.05
 
 
-class Served:
-    """One worker process, with the middleware on a store, or without it; or one that writes there
-    by hand.
-    """
+class AppProcess:
+    """One worker process: with the middleware on a store, bare, or writing to a store by hand."""
 
     def __init__(
         self, store_url: str | None = None, *, by_hand: bool = False, relaxed: bool = False
@@ -30,27 +28,27 @@ class Served:
             listening.bind(("127.0.0.1", 0))
             listening.listen(1024)
             self.port: int = listening.getsockname()[1]
-            guard = shutil.which("setpriv")  # it ends when we do, however we end
+            guard = shutil.which("setpriv")  # it ends when this process ends, for whatever reason
             command = [guard, "--pdeathsig", "KILL"] if guard else []
             command += [sys.executable, "-m", "bench.app", str(listening.fileno())]
             command += [store_url] if store_url else []
             command += ["by-hand"] if by_hand else []
             command += ["relaxed"] if relaxed else []
             self._process = subprocess.Popen(command, pass_fds=[listening.fileno()])
-        self._await_ready()
+        self._wait_until_ready()
 
     def cpu_s(self) -> float:
         return machine.cpu_s(self._process.pid)
 
     def runs(self) -> int:
-        """How often the handler ran, once it is at rest: clients that left may have left work."""
+        """Return how often the handler ran, once idle: requests of lost clients may run on."""
         seen = -1
         while seen != (seen := int(self._ask("GET", "/runs")[1])):
             time.sleep(_REST_S)
         return seen
 
     def order(self, key: str) -> bool:
-        """Send an order; whether the answer is a replay."""
+        """Send an order; return whether the response is a replay."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
         replayed, answer = self._ask("POST", "/orders", load.BODY, headers)
         assert b"order_1" in answer, answer
@@ -67,7 +65,7 @@ class Served:
         finally:
             connection.close()
 
-    def _await_ready(self) -> None:
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_S_MAX
         while True:
             try:

@@ -1,7 +1,6 @@
-"""Confined: a server whose memory, with what the system caches of its files, the kernel limits.
+"""Limit a server's memory, including the system's cache of its files, with control groups.
 
-By control groups, version 1 or 2, which needs root. Where they cannot be had nothing is limited,
-and whoever asked is told.
+Version 1 or 2, which needs root. Elsewhere nothing is limited, and `limit` says so.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ _VERSION_1 = Path("/sys/fs/cgroup/memory")
 _VERSION_2 = Path("/sys/fs/cgroup")
 
 
-class Confined:
-    """The group of one server and of all that it starts."""
+class MemoryGroup:
+    """The control group of one server and all its processes."""
 
     def __init__(self, folder: Path, limit: str) -> None:
         self.folder = folder
         self._limit = limit
 
     def pids(self) -> list[int]:
-        """Who is in it."""
+        """List the processes in the group."""
         return [int(pid) for pid in (self.folder / "cgroup.procs").read_text().split()]
 
     def limit(self, room_bytes: int) -> bool:
-        """From now on no more than this; False if that is not to be had."""
+        """Limit the memory from now on; False if that is impossible."""
         try:
             (self.folder / self._limit).write_text(str(room_bytes))
-        except OSError:  # no such file, or more is in use than can be given back
+        except OSError:  # no such file, or more is in use than can be freed
             return False
         return True
 
 
 @contextmanager
-def confined(pids: list[int]) -> Iterator[Confined]:
-    """Put processes into a group of their own, and take them out again."""
+def confine_memory(pids: list[int]) -> Iterator[MemoryGroup]:
+    """Put processes into a new group, and take them out again."""
     parent, limit = (
         (_VERSION_1, "memory.limit_in_bytes") if _VERSION_1.is_dir() else (_VERSION_2, "memory.max")
     )
-    group = Confined(parent / f"oncekey-bench-{os.getpid()}", limit)
+    group = MemoryGroup(parent / f"oncekey-bench-{os.getpid()}", limit)
     with contextlib.suppress(OSError):
         group.folder.mkdir()
         _move(pids, group.folder)

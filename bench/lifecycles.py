@@ -1,4 +1,4 @@
-"""Whole lives of records: claimed and completed, many at a time; what each takes of the CPUs."""
+"""Whole life cycles of records, claimed and completed many at a time: the CPU time of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADERS = ((b"content-type", b"application/json"), (b"location", b"/v1/charges/c
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """By the server and all that it started, and by this process; for each record."""
+    """CPU time for each record, of the server and of this process."""
 
     server_us: float
     client_us: float
@@ -42,8 +42,8 @@ def _call(number: int) -> Call:
     return Call(f"acct_{number % 1000:016}", "POST /v1/charges", key, fingerprint)
 
 
-def live(store: Store, count: int, body_bytes: int) -> Spent:
-    """So many records are claimed and completed; what that took of the CPUs, for each."""
+def run_lifecycles(store: Store, count: int, body_bytes: int) -> Spent:
+    """Claim and complete that many records; return the CPU time for each."""
     guard = Guard()
 
     async def one(gatherer: AsyncGatherer, number: int) -> None:
@@ -56,7 +56,7 @@ def live(store: Store, count: int, body_bytes: int) -> Spent:
 
     async def all_of_them() -> Spent:
         gatherer, numbers = AsyncGatherer(store), iter(range(1, count))
-        await one(gatherer, 0)  # connects, prepares, teaches scripts
+        await one(gatherer, 0)  # connects, prepares statements, loads scripts
         ours_s, theirs_s = time.process_time(), own_s() - time.process_time()
 
         async def some() -> None:
