@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oncekey
-from oncekey._core.secrets import read_secrets
 from oncekey._engine.registry import registry_of
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store, location_of
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sealed.secrets import read_secrets
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.stores.urls import KINDS, as_store, open_store, redact, scrub
 from tests.stores.sealed.kit import SECRET

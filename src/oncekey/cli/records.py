@@ -9,11 +9,11 @@ from oncekey._core.key import derive, record_id, short_hash
 from oncekey._core.printable import printable
 from oncekey._core.record import Answer, Record, State, Step
 from oncekey._core.retention import answer_left_s, is_tombstone, tombstone_s, without_tombstone
-from oncekey._core.secrets import CLOSED
 from oncekey._core.verbs import Find, Scan
 from oncekey.cli.output import duration
 from oncekey.errors import Misuse
 from oncekey.stores.connection import StoreConnection
+from oncekey.stores.sealed.secrets import CLOSED
 
 ID_BYTES = 32
 ID_DIGITS_MIN = 4

@@ -17,7 +17,6 @@ from oncekey._core.printable import printable
 from oncekey._core.profiles import PROFILES
 from oncekey._core.record import Answer, Record, State, Step
 from oncekey._core.response_headers import kept_headers
-from oncekey._core.secrets import CLOSED
 from oncekey._core.verbs import Refused, Steps
 from oncekey._engine.guard import Guard
 from oncekey._system.clock import SystemClock
@@ -29,6 +28,7 @@ from oncekey.metrics._logs import LoggingHook
 from oncekey.stores.base import Store
 from oncekey.stores.batching import Gatherer
 from oncekey.stores.connection import StoreConnection
+from oncekey.stores.sealed.secrets import CLOSED
 
 NOTHING = 1
 NOT_CONFIRMED = 2

@@ -14,10 +14,10 @@ import pytest
 from oncekey._core.notice import KEYRING, NOTICE_ID, notice_claim
 from oncekey._core.op import run
 from oncekey._core.record import Claim, State, Step
-from oncekey._core.secrets import CLOSED
 from oncekey._core.verbs import AppendStep, Count, Find, Found, Insert, Purge, Scan, Steps
 from oncekey.errors import CorruptRecord, StoreUnfit
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sealed.secrets import CLOSED
 from oncekey.stores.sealed.store import SealedStore
 from oncekey.testing.contract.subject import new_id, new_token
 from tests.stores.sealed.kit import SECOND, SECRET, ask, prepare

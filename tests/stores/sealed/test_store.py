@@ -16,7 +16,6 @@ from oncekey import open_store
 from oncekey._core import lifecycle
 from oncekey._core.notice import KEYRING, NOTICE_ID
 from oncekey._core.record import Answer, Claim, State, Step
-from oncekey._core.secrets import CLOSED
 from oncekey._core.verbs import (
     AppendStep,
     Count,
@@ -36,6 +35,7 @@ from oncekey._core.verbs import (
 from oncekey._system.clock import FakeClock
 from oncekey.errors import CorruptRecord, Misuse
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sealed.secrets import CLOSED
 from oncekey.stores.sealed.store import SealedStore
 from oncekey.stores.transactions import sql_transactions
 from oncekey.testing.contract.subject import new_id, new_token

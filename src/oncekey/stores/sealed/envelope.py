@@ -14,9 +14,9 @@ from functools import lru_cache
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from oncekey._core.secrets import ID_BYTES
 from oncekey._core.values import value
 from oncekey.errors import CorruptRecord
+from oncekey.stores.sealed.secrets import ID_BYTES
 
 FORMAT = b"\x01"
 NONCE_BYTES = 12

@@ -21,12 +21,12 @@ from oncekey._core.notice import KEYRING, NEVER_SEALED, NOTICE_ID, notice_claim
 from oncekey._core.op import Op
 from oncekey._core.record import TOKEN_BYTES, Record, State
 from oncekey._core.reserved_records import reserved_swap
-from oncekey._core.secrets import Secret
 from oncekey._core.values import value
 from oncekey._core.verbs import Done, Find, Insert, Scan
 from oncekey.errors import CorruptRecord, Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import Store
 from oncekey.stores.sealed.envelope import EnvelopeHead, new_key, open_envelope, seal
+from oncekey.stores.sealed.secrets import Secret
 
 ROUNDS_MAX = 16
 RETENTION_S = 100 * 365 * 86_400.0

@@ -20,7 +20,6 @@ from typing import Any
 from oncekey._core.notice import NEVER_SEALED, NOTICE_ID
 from oncekey._core.op import Op
 from oncekey._core.record import Claim, Record, State
-from oncekey._core.secrets import read_secrets
 from oncekey._core.verbs import (
     AppendStep,
     Count,
@@ -55,6 +54,7 @@ from oncekey.stores.sealed.keyring import (
     read_wraps,
     remove_secret,
 )
+from oncekey.stores.sealed.secrets import read_secrets
 from oncekey.stores.sealed.verbs import Seal, is_resumable
 from oncekey.stores.transactions import Hold, SqlTransactions, TransactionVerbs
 from oncekey.stores.wrapper import StoreAround

@@ -36,10 +36,10 @@ from functools import lru_cache
 from oncekey._core.framing import as_bytes, frame, pack, unpack
 from oncekey._core.notice import NOTICE_ID
 from oncekey._core.record import Answer, Claim, Record, State, Step, decode_headers, encode_headers
-from oncekey._core.secrets import CLOSED, Secret, secret
 from oncekey._core.values import value
 from oncekey.errors import CorruptRecord
 from oncekey.stores.sealed.envelope import EnvelopeHead, open_envelope, read_head, seal
+from oncekey.stores.sealed.secrets import CLOSED, Secret, secret
 from oncekey.stores.sql import decode_digests, encode_digests
 
 IDS_REMEMBERED = 4_096

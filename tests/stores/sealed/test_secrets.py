@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from oncekey._core.secrets import ID_BYTES, Secret, secret
+from oncekey.stores.sealed.secrets import ID_BYTES, Secret, secret
 
 TEXT = "a secret of more than thirty-two characters"
 
