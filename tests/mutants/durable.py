@@ -61,8 +61,8 @@ _VERSIONS = (
     Mutant(
         "a request that came a moment ago is known by less than all of it",
         "web/_edge.py",
-        "self._target(request), body.content()\n",
-        "self._target(request)\n",
+        "target, body.content()), ",
+        "target), ",
         "tests/web/test_asgi.py",
         "test_p3_a_crowd_of_retries_asks_the_store_once",
     ),

@@ -474,8 +474,8 @@ ENGINE = (
     Mutant(
         "a client that hangs up stops its handler",
         "web/_asgi_run.py",
-        "self._caller = self._edge.runtime.background.apart(work)",
-        "self._caller = asyncio.ensure_future(work)",
+        "self._edge.runtime.background.apart(self._run_app())\n            return",
+        "asyncio.ensure_future(self._run_app())\n            return",
         ASGI_LEAVING,
         "test_e35_a_client_that_hangs_up_does_not_stop_the_handler",
     ),

@@ -12,7 +12,7 @@ def test_e63_a_body_that_its_status_forbids_is_left_out(status: int) -> None:
     capture.start(status, [(b"Content-Length", b"4")])
     assert not capture.add(b"null", last=False)
     assert capture.add(bytes(20), last=True)
-    assert (capture.headers, capture.body(), capture.taken()) == ([], b"", b"")
+    assert (capture.headers, capture.body, capture.take()) == ([], b"", b"")
 
 
 @pytest.mark.parametrize(("size", "kept"), [(10, True), (11, False)])
@@ -20,5 +20,5 @@ def test_e59_a_body_is_kept_up_to_the_limit(size: int, kept: bool) -> None:
     capture = Capture(10)
     capture.start(200, [])
     assert capture.add(bytes(size), last=True)
-    assert capture.body() == (bytes(size) if kept else None)
-    assert capture.taken() == bytes(size)
+    assert capture.body == (bytes(size) if kept else None)
+    assert capture.take() == bytes(size)

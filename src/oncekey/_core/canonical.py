@@ -25,6 +25,7 @@ FIELDS_MAX = 10_000
 """Most fields or parts of one form or query; frameworks accept about a tenth of it."""
 
 FORM = "application/x-www-form-urlencoded"
+JSON = "application/json"
 
 _UNESCAPED_BYTES_MAX = 16_384
 """A longer name or value is unescaped in steps."""
@@ -49,7 +50,7 @@ AWS_JSON = "application/x-amz-json-"
 def is_json(media_type: str, version: int = 2) -> bool:
     """Return whether bodies of this media type are read as JSON."""
     return (
-        media_type == "application/json"
+        media_type == JSON
         or media_type.endswith("+json")
         or (version > 1 and media_type.startswith(AWS_JSON))
     )

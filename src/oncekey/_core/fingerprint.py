@@ -30,6 +30,7 @@ from typing import Protocol
 from oncekey._core.canonical import (
     AWS_JSON,
     FORM,
+    JSON,
     BadBody,
     canonical_form,
     canonical_json,
@@ -157,7 +158,7 @@ def _canonical_body(
         return _TAG_BYTES, _chunks(body)
     if media_type == MULTIPART:
         return _TAGS[1], canonical_multipart(content_type, _chunks(body))
-    if media_type != FORM and not is_json(media_type, version):
+    if media_type not in (FORM, JSON) and not is_json(media_type, version):
         return _TAGS[1], _chunks(body)
     if version > 1 and size > LOOKED_INTO_BYTES_MAX:
         return _TAG_BYTES, _chunks(body)

@@ -53,7 +53,8 @@ class LateRun(Run):
 
     async def start(self) -> None:
         """Run the application. Whoever awaits its end may be cancelled: it goes on."""
-        await self._apart(self._run_late())
+        self._caller = self._edge.runtime.background.apart(self._run_late())
+        await self._caller
 
     async def claim(self) -> Answer | None:
         """Called where the handler would be. None: it is to run; else this is the answer."""
@@ -78,7 +79,7 @@ class LateRun(Run):
             case Execute(attempt):
                 return await self._own(attempt)
             case Replay():
-                return edge.replay(decision, call)
+                return edge.replay(decision, call.key, call.asked)
             case Refuse(problem):
                 return edge.refusal(problem)
             case Bypass():

@@ -15,7 +15,6 @@ from oncekey._core.problems import Kind, Problem
 from oncekey._core.record import Answer
 from oncekey._system.offload import file_thread
 from oncekey.web._body import MEMORY_BYTES_MAX, Body, too_large
-from oncekey.web._capture import Capture
 from oncekey.web._hidden_headers import visible
 from oncekey.web._request import GUARDED, Headers, Request
 
@@ -51,17 +50,6 @@ def request(scope: Scope) -> Request:
         scope,
         scope.get("root_path", ""),
     )
-
-
-def note_route(capture: Capture, scope: Scope) -> None:
-    """Note on an answer whether the framework found a route. A mount is none yet: it only leads to
-    more routes. Static is one that surely has no variables, nor have its mounts.
-    """
-    route = scope.get("route")
-    found = route or scope.get("endpoint")
-    capture.matched = found is not None and not hasattr(found, "routes")
-    is_static = "{" not in getattr(route, "path", "{") and not scope.get("path_params")
-    capture.has_static_route = is_static and capture.matched
 
 
 def inner(scope: Scope, by: object = None) -> Scope:

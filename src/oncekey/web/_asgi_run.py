@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncekey._core.endings import End
 from oncekey._core.record import Answer
@@ -130,7 +129,8 @@ class Run:
         session = self._session
         match decision:
             case Replay():
-                await messages.send(self._send, self._edge.replay(decision, session.call))
+                call = session.call
+                await messages.send(self._send, self._edge.replay(decision, call.key, call.asked))
             case Refuse(problem):
                 check_refused_once(self._scope.get(GUARDED), session.claim, problem)
                 await messages.send(self._send, self._edge.refusal(problem))
@@ -163,7 +163,8 @@ class Run:
             by = self._edge.runtime.registry, self._session.claim.id
             self._scope = messages.inner(self._scope, by)
             self._hold_back(attempt)
-            return self._apart(self._run_app())
+            self._caller = self._edge.runtime.background.apart(self._run_app())
+            return self._caller
         except BaseException:
             self._session.close()
             raise
@@ -172,10 +173,6 @@ class Run:
         """From here on nothing that the application says goes out before it is recorded."""
         self._attempt = attempt
         self._capture = Capture(self._route.policy.answer_bytes_max)
-
-    def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
-        self._caller = self._edge.runtime.background.apart(work)
-        return self._caller
 
     async def _run_app(self) -> None:
         attempts.enter(self._attempt)
@@ -270,8 +267,14 @@ class Run:
 
     def _classify(self) -> tuple[End, Answer | None]:
         """The answer is known as far as it will be kept: what it means for its record."""
-        messages.note_route(self._capture, self._scope)
-        return self._edge.classify(self._attempt, self._capture)
+        capture, scope = self._capture, self._scope
+        route = scope.get("route")
+        found = route or scope.get("endpoint")
+        # A mount is no route yet: it only leads to more routes.
+        capture.matched = found is not None and not hasattr(found, "routes")
+        is_static = "{" not in getattr(route, "path", "{") and not scope.get("path_params")
+        capture.has_static_route = is_static and capture.matched
+        return self._edge.classify(self._attempt, capture)
 
     async def _record(self, end: End, kept: Answer | None) -> None:
         """Record the answer, then send it. If a timeout of the application cuts that off, it is
@@ -322,7 +325,7 @@ class Run:
         try:
             await self._tell(
                 {"type": "http.response.start", "status": status, "headers": headers},
-                {"type": "http.response.body", "body": capture.taken(), "more_body": more},
+                {"type": "http.response.body", "body": capture.take(), "more_body": more},
             )
         except OSError:
             self._silenced = True  # the client is gone; its answer is safe
@@ -371,7 +374,8 @@ class PlainRun(Run):
         decision = await self._begin_plain()
         if isinstance(decision, Execute):
             self._hold_back(decision.attempt)
-            await self._apart(self._run_app())
+            self._caller = self._edge.runtime.background.apart(self._run_app())
+            await self._caller
         elif isinstance(decision, Refuse):
             await messages.send(self._send, self._edge.refusal(decision.problem))
 

@@ -18,6 +18,7 @@ class Capture:
         "_bytes_max",
         "_chunks",
         "_size",
+        "body",
         "complete",
         "endless",
         "flowing",
@@ -32,6 +33,8 @@ class Capture:
         self._bodiless = False
         self._chunks: list[bytes] = []
         self._size = 0
+        self.body: bytes | None = b""
+        """What is kept, once that is known: all of it, or None where only the fact is."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.matched = False
@@ -47,7 +50,7 @@ class Capture:
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer; of another that had begun nothing is left."""
-        self._chunks, self._size = [], 0
+        self._chunks, self._size, self.body = [], 0, b""
         self.status = int(status)  # frameworks pass on names of the standard library's for it
         self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
         self._bodiless = self.status in BODILESS
@@ -68,20 +71,22 @@ class Capture:
         self._size += len(part)
         self.complete = last
         self.flowing = self.endless or self._size > self._bytes_max
-        return self.complete or self.flowing
+        if self.flowing:
+            self.body = None
+        elif last:
+            self.body = b"".join(self._chunks)
+            self._chunks = [self.body]
+        return last or self.flowing
 
     def replace(self, answer: Answer) -> None:
         """Another answer stands in for the application's: what it still says is not collected."""
         self.status, self.headers = answer.status, list(answer.headers)
-        self._chunks, self.complete = [answer.body or b""], True
-        self.flowing = self.endless = False
+        self.body, self.complete = answer.body or b"", True
+        self._chunks, self.flowing, self.endless = [self.body], False, False
 
-    def body(self) -> bytes | None:
-        """What is kept: all of it, or None where only the fact is."""
-        return None if self.flowing else b"".join(self._chunks)
-
-    def taken(self) -> bytes:
-        """What was collected, to be sent; it is not needed again."""
-        taken = b"".join(self._chunks)
+    def take(self) -> bytes:
+        """Hand over what was collected, to be sent: it is not kept here any more."""
+        collected = b"".join(self._chunks)
         self._chunks.clear()
-        return taken
+        self.body = None
+        return collected

@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from oncekey._core import fingerprint as fingerprints
 from oncekey._core.canonical import SHORT_BYTES_MAX, essence
 from oncekey._core.content_coding import decode, is_readable
 from oncekey._core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody, Fingerprint
 from oncekey._core.profiles import BodyField, Profile, QueryParameter
-from oncekey._system.offload import cpu_thread
 from oncekey.web._body import Body
 from oncekey.web._request import Request
-
-T = TypeVar("T")
 
 Rules = Callable[..., Fingerprint | BadBody]
 
@@ -91,18 +87,8 @@ def _coded(kind: str) -> str:
 
 
 def takes_long(request: Request, body: Body) -> bool:
-    """Whether looking into a body might hold up an event loop."""
+    """Whether looking into a body may block other requests: do it in `cpu_thread` then."""
     if body.size > SHORT_BYTES_MAX:
         return True
     is_coded = b"content-encoding" in request.headers.first
     return is_coded and body.size > 0 and bool(content_coding(request))
-
-
-def looked_into_sync(request: Request, body: Body, work: Callable[[], T]) -> T:
-    """Do what looks into a body; if that takes long, when nobody else does."""
-    return cpu_thread.run_sync(work) if takes_long(request, body) else work()
-
-
-async def looked_into(request: Request, body: Body, work: Callable[[], T]) -> T:
-    """The same in an event loop; if it takes long, in a thread."""
-    return await cpu_thread.run(work) if takes_long(request, body) else work()

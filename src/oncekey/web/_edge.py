@@ -238,34 +238,26 @@ class Edge:
         """The request as the engine sees it; or its answer, where that was sent a moment ago. Takes
         long where `takes_long` says so.
         """
+        operation, policy, profile = route.operation, route.policy, self.profile
+        target = "" if profile.target_in is None else self._target(request)
         asked: Asked | None = None
         if self.recent.seconds and body.size <= BODY_BYTES_MAX:
             first = request.headers.first
             kind, coding = first.get(b"content-type", b""), first.get(b"content-encoding", b"")
-            sent = request.method, request.path, request.query, kind, coding
-            whole = *sent, self._target(request), body.content()
-            asked = (key, tenant, route.operation, *whole), self.clock.monotonic()
+            head = request.method, request.path, request.query, kind, coding
+            asked = (key, tenant, operation, *head, target, body.content()), self.clock.monotonic()
             if (known := self.recent.find(asked)) is not None:
                 self.guard.replays.replay(known.replay.record, known.replay.answer, known.ago_s)
                 return known.sent
-        return self._read(request, route, tenant, key, body, asked)
-
-    def _read(
-        self,
-        request: Request,
-        route: Route,
-        tenant: str,
-        key: str,
-        body: Body,
-        asked: Asked | None,
-    ) -> Call | Problem:
-        """`call` for what is not remembered."""
-        operation, policy, profile = route.operation, route.policy, self.profile
-        if len(operation) > OPERATION_CHARS_MAX or not is_storable(operation + request.path):
-            return _BAD_PATH
-        if not is_storable(tenant, TENANT_CHARS_MAX):
-            return _BAD_TENANT
-        target = "" if profile.target_in is None else self._target(request)
+        if (
+            len(operation) > OPERATION_CHARS_MAX
+            or len(tenant) > TENANT_CHARS_MAX
+            or not is_storable(f"{operation}{request.path}{tenant}")
+        ):
+            is_path = len(operation) > OPERATION_CHARS_MAX or not is_storable(
+                operation + request.path
+            )
+            return _BAD_PATH if is_path else _BAD_TENANT
         made = fingerprint(request, body, profile, target, policy.request_bytes_max)
         if isinstance(made, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, made.reason)
@@ -373,7 +365,7 @@ class Edge:
         if end is not End.KEPT:
             return end, None
         headers = kept_headers(capture.headers, policy, self.profile)
-        return end, Answer(status, headers, capture.body())
+        return end, Answer(status, headers, capture.body)
 
     def learned(self, attempt: Attempt, learned: object) -> object:
         """What `ask` found out, an answer without what must not be kept of it."""
@@ -381,19 +373,16 @@ class Edge:
             return learned
         return kept_answer(learned, attempt.policy, self.profile)
 
-    def replay(self, decided: Replay, call: Call) -> Answer:
-        """A kept answer as it is sent again; remembered, for the case that it is asked for soon."""
-        sent = self.replayed(decided, call.key)
-        if call.asked is not None:
-            self.recent.keep(call.asked, decided, sent)
-        return sent
-
-    def replayed(self, replay: Replay, key: str) -> Answer:
-        """A kept answer as it is sent again."""
-        answer = replay.answer
-        expires_at = self.clock.wall() + replay.expires_in_s
+    def replay(self, replay: Replay, key: str, asked: Asked | None = None) -> Answer:
+        """Render a stored response as a replay; `asked` remembers it for a moment, in case the
+        request comes once more.
+        """
+        answer, expires_at = replay.answer, self.clock.wall() + replay.expires_in_s
         headers = replay_headers(answer, self.profile, key, expires_at)
-        return Answer(answer.status, tuple(headers), answer.body)
+        sent = Answer(answer.status, tuple(headers), answer.body)
+        if asked is not None:
+            self.recent.keep(asked, replay, sent)
+        return sent
 
     def decline(self, problem: Problem, route: Route) -> Answer:
         """The refusal of a request that does not come as far as the engine; it is told of."""
@@ -423,7 +412,7 @@ class Edge:
             case Stored(_, recorded):
                 if recorded is not None:
                     capture.replace(recorded)
-                whole = Answer(capture.status, tuple(capture.headers), capture.body())
+                whole = Answer(capture.status, tuple(capture.headers), capture.body)
                 expires_at = self.clock.wall() + finished.expires_in_s
                 capture.headers = first_headers(whole, self.profile, key, expires_at)
                 if recorded is not None:
@@ -438,7 +427,7 @@ class Edge:
                 capture.headers.append(UNSTORED)
                 return None
             case Replay():
-                return self.replayed(finished, key)
+                return self.replay(finished, key)
             case Refuse(problem):
                 return self.refusal(problem)
 
@@ -447,7 +436,7 @@ class Edge:
         if isinstance(learned, Answer):
             capture.replace(learned)
         answer = self.answer(finished, capture, key)
-        return answer or Answer(capture.status, tuple(capture.headers), capture.body())
+        return answer or Answer(capture.status, tuple(capture.headers), capture.body)
 
     # ------------------------------------------------------------------------ start and end
 

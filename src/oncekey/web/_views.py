@@ -36,6 +36,7 @@ from oncekey._engine.decisions import (
 )
 from oncekey._engine.keyless import PLAIN, keyless, passing
 from oncekey._engine.session import Session
+from oncekey._system.offload import cpu_thread
 from oncekey._system.probes import probe
 from oncekey._system.warn_once import warn
 from oncekey.atomic import Adapter, Unit, check_thread
@@ -44,7 +45,7 @@ from oncekey.events import Hook
 from oncekey.stores.base import Store
 from oncekey.web._body import Body
 from oncekey.web._capture import Capture
-from oncekey.web._content import looked_into, looked_into_sync
+from oncekey.web._content import takes_long
 from oncekey.web._decorators import SAFE, Mark, Marked, adapter_of_routes
 from oncekey.web._edge import UNSTORED, Edge, log
 from oncekey.web._request import Request, within
@@ -201,14 +202,15 @@ class Views:
 
     def begin_sync(self, request: Request, route: Route, body: Body) -> Begun:
         """Claim the request's key; what to do then."""
-        found = looked_into_sync(request, body, partial(self.edge.key, request, route, body))
-        key = self._key(request, route, found)
+        is_long = takes_long(request, body)
+        find = partial(self.edge.key, request, route, body)
+        key = self._key(request, route, cpu_thread.run_sync(find) if is_long else find())
         if key is None:
             return self.begin_keyless(route)
         if isinstance(key, Answer):
             return key
         read = partial(self._read, request, route, self.edge.tenant(request), key, body)
-        call = self._call(route, looked_into_sync(request, body, read))
+        call = self._call(route, cpu_thread.run_sync(read) if is_long else read())
         if isinstance(call, Answer):
             return call
         unit = self.edge.unit(route.policy)
@@ -244,14 +246,15 @@ class Views:
         """`begin_sync`, awaited. Not for atomic mode: what opens its transaction belongs to a
         thread.
         """
-        found = await looked_into(request, body, partial(self.edge.key, request, route, body))
-        key = self._key(request, route, found)
+        is_long = takes_long(request, body)
+        find = partial(self.edge.key, request, route, body)
+        key = self._key(request, route, await cpu_thread.run(find) if is_long else find())
         if not isinstance(key, str):
             return key
         tenant = self.edge.tenant(request)
         tenant = await tenant if inspect.isawaitable(tenant) else tenant
         read = partial(self._read, request, route, tenant, key, body)
-        call = self._call(route, await looked_into(request, body, read))
+        call = self._call(route, await cpu_thread.run(read) if is_long else read())
         if isinstance(call, Answer):
             return call
         runtime = self.runtime
@@ -300,7 +303,7 @@ class Views:
                 attempts.enter(attempt)
                 return visit
             case Replay():
-                return self.edge.replay(decision, session.call)
+                return self.edge.replay(decision, session.call.key, session.call.asked)
             case Refuse(problem):
                 return self.edge.refusal(problem)
             case Bypass():

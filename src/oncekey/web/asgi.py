@@ -27,6 +27,7 @@ from oncekey._core.verbs import Find
 from oncekey._engine import attempt as attempts
 from oncekey._engine.guard import Call
 from oncekey._engine.keyless import passing
+from oncekey._system.offload import cpu_thread
 from oncekey.atomic import Adapter, AsyncUnit, check_loop
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
@@ -44,7 +45,7 @@ from oncekey.web._application import check_asgi
 from oncekey.web._asgi_messages import App, Message, Receive, Scope, Send
 from oncekey.web._asgi_run import PlainRun, Run
 from oncekey.web._body import Body
-from oncekey.web._content import looked_into
+from oncekey.web._content import takes_long
 from oncekey.web._edge import OVERRIDES, Edge, log
 from oncekey.web._middleware_order import (
     check_dependencies,
@@ -230,7 +231,8 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         edge = self.edge
         found: str | Problem | None = key
         if found is None:
-            found = await looked_into(request, body, partial(edge.key, request, route, body))
+            find = partial(edge.key, request, route, body)
+            found = await cpu_thread.run(find) if takes_long(request, body) else find()
         if found is None or isinstance(found, Problem):
             return found
         if edge.is_stamped and (old := edge.check_age(request, route)) is not None:
@@ -241,7 +243,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
             if isinstance(tenant, Problem):
                 return tenant
         read = partial(edge.call, request, route, tenant, found, body)
-        return await looked_into(request, body, read)
+        return await cpu_thread.run(read) if takes_long(request, body) else read()
 
     async def _tell_status(self, scope: Scope, send: Send) -> None:
         request = messages.request(scope)

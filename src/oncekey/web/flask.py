@@ -401,7 +401,7 @@ def _collect(response: Response, visit: Visit) -> Iterable[bytes]:
 def _first(response: Response, visit: Visit, rest: Iterable[bytes]) -> Response:
     """The view's own answer, once it is recorded."""
     capture = visit.capture
-    answer = Answer(capture.status, tuple(capture.headers), capture.taken())
+    answer = Answer(capture.status, tuple(capture.headers), capture.take())
     sent = _response(answer)
     if not capture.complete:
         sent.response = itertools.chain([answer.body or b""], rest)

@@ -36,6 +36,7 @@ from oncekey._engine.handler_calls import Ports
 from oncekey._engine.keyless import PLAIN, Parts, keyless, passing
 from oncekey._engine.registry import Orphan
 from oncekey._engine.session import Session
+from oncekey._system.offload import cpu_thread
 from oncekey._system.probes import probe
 from oncekey.atomic import Adapter, Unit, check_thread
 from oncekey.errors import Misuse
@@ -45,7 +46,7 @@ from oncekey.web import _wsgi_environ as environs
 from oncekey.web._application import check_ask_blocks, check_wsgi
 from oncekey.web._body import Body
 from oncekey.web._capture import Capture
-from oncekey.web._content import looked_into_sync
+from oncekey.web._content import takes_long
 from oncekey.web._edge import OVERRIDES, UNSTORED, Edge, log
 from oncekey.web._middleware_order import check_inside_wsgi, check_meant, check_one_guard
 from oncekey.web._recovery import WsgiRunner
@@ -209,7 +210,8 @@ class IdempotencyMiddleware(metaclass=Checked):
         edge = self.edge
         found: str | Problem | None = key
         if found is None:
-            found = looked_into_sync(request, body, partial(edge.key, request, route, body))
+            find = partial(edge.key, request, route, body)
+            found = cpu_thread.run_sync(find) if takes_long(request, body) else find()
         if found is None or isinstance(found, Problem):
             return found
         if (old := edge.check_age(request, route)) is not None:
@@ -218,7 +220,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         if isinstance(tenant, Problem):
             return tenant
         read = partial(edge.call, request, route, tenant, found, body)
-        return looked_into_sync(request, body, read)
+        return cpu_thread.run_sync(read) if takes_long(request, body) else read()
 
     def _decide(
         self, environ: Environ, start_response: StartResponse, route: Route, call: Call
@@ -237,7 +239,7 @@ class IdempotencyMiddleware(metaclass=Checked):
             session.close()
         match decision:
             case Replay() as replay:
-                return _respond(start_response, edge.replay(replay, call))
+                return _respond(start_response, edge.replay(replay, call.key, call.asked))
             case Refuse(problem):
                 check_refused_once(around, session.claim, problem)
                 return _respond(start_response, edge.refusal(problem))
@@ -383,7 +385,7 @@ class _Outlet:
         if self._write is not None:
             self._write(part)
         elif self._capture.add(part, last=False):
-            self.open()(self._capture.taken())
+            self.open()(self._capture.take())
 
 
 class _Rest:
@@ -397,7 +399,7 @@ class _Rest:
         self._source = source
 
     def __iter__(self) -> Iterator[bytes]:
-        yield self._capture.taken()
+        yield self._capture.take()
         yield from self._chunks
 
     def close(self) -> None:

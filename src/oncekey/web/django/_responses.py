@@ -70,7 +70,7 @@ def first(
     for name, value in capture.headers:
         response[name.decode("latin-1").title()] = value.decode("latin-1")
     if response.streaming:
-        taken = capture.taken()
+        taken = capture.take()
         # As it was read: an async stream in a thread has become a blocking one.
         awaited = hasattr(rest, "__aiter__")
         response.streaming_content = (
