@@ -128,7 +128,7 @@ def _list(args: argparse.Namespace) -> int:
     for account in found:
         print(f"{account.id}  {account.name}")
         for key in account.keys:
-            print(f"    {key.hint}  made {_date(key.created)}, {_key_status(key)}")
+            print(f"    {key.hint}  created {_date(key.created)}, {_key_status(key)}")
     if settings.takes_local_key:
         print(f"{LOCAL.id}  built in\n    {LOCAL_KEY}  works on this machine only")
     elif not found:
@@ -156,14 +156,14 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _resend(args: argparse.Namespace) -> int:
-    whose = Account(args.account, args.mode).tenant
+    tenant = Account(args.account, args.mode).tenant
     with closing(Database(_settings(args))) as database, database.begin() as connection:
-        event = rows.get(connection, events, whose, args.event, lock=True)
-        made = deliveries.send_again(connection, whose, event, args.endpoint, clock.wall())
-    if not made:
+        event = rows.get(connection, events, tenant, args.event, lock=True)
+        ids = deliveries.send_again(connection, tenant, event, args.endpoint, clock.wall())
+    if not ids:
         print("No enabled endpoint subscribes to this event: nothing will be sent.")
         return 1
-    print(f"{event.type} will be sent again, as {', '.join(made)}.")
+    print(f"{event.type} will be sent again, as {', '.join(ids)}.")
     return 0
 
 

@@ -20,7 +20,7 @@ from payments.settings import Settings
 from payments.storage.database import Database
 from tests.acceptance.serve import serving
 from tests.crash.child import ROOT
-from tests.payments.api_client import UNLIMITED, NearNetwork
+from tests.payments.api_client import UNLIMITED, InProcessNetwork
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ AT = (
 class Bank:
     """The payments API on a real server, and what the card network was told."""
 
-    def __init__(self, url: str, network: NearNetwork) -> None:
+    def __init__(self, url: str, network: InProcessNetwork) -> None:
         self.url = url
         self._network = network
 
@@ -50,7 +50,7 @@ class Bank:
 def bank(tmp_path: Path) -> Iterator[Bank]:
     settings = Settings(data=tmp_path / "bank", local_key=True, rates=UNLIMITED)
     settings.data.mkdir()
-    database, network = Database(settings), NearNetwork()
+    database, network = Database(settings), InProcessNetwork()
     database.create_tables()
     with serving(create_app(settings, network)) as served:
         yield Bank(f"http://127.0.0.1:{served.port}", network)

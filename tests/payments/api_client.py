@@ -1,7 +1,4 @@
-"""The real application on a real database, with a network that a test can hold up.
-
-The network is the real book of the card network, asked directly instead of over HTTP.
-"""
+"""The real application on a real database, with a card network that a test can hold up."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ UNLIMITED = Rates().but(
 )
 
 
-class NearNetwork(Network):
-    """The network's own book, in this process."""
+class InProcessNetwork(Network):
+    """The card network's own book, called directly instead of over HTTP."""
 
     def __init__(self) -> None:
         self.file = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -47,27 +44,27 @@ class NearNetwork(Network):
         self._book = Book(self.file)
         self._turn = threading.Lock()
         self.down = 0
-        """How many calls are not answered, though they are carried out."""
+        """How many calls get no answer, though they are executed."""
         self.open = threading.Event()
         self.open.set()
         self.waiting = threading.Semaphore(0)
 
     @contextmanager
-    def held_up(self) -> Iterator[None]:
-        """Whoever asks the network now waits until the end of this; `waiting` counts them."""
+    def hold_up(self) -> Iterator[None]:
+        """Make calls to the network wait until the end of this; `waiting` counts them."""
         self.open.clear()
         try:
             yield
         finally:
             self.open.set()
 
-    def until_asked(self, times: int = 1) -> None:
-        """Wait until so many calls are held up."""
+    def wait_until_called(self, times: int = 1) -> None:
+        """Wait until that many calls are held up."""
         for _ in range(times):
             assert self.waiting.acquire(timeout=WAIT_S_MAX)
 
     def rows(self, kind: str) -> list[tuple[str, int]]:
-        """(reference, amount) of what was carried out."""
+        """Return (reference, amount) of what was executed."""
         with self._turn:
             return self.file.execute(
                 "SELECT reference, amount FROM transactions WHERE kind = ? AND declined IS NULL",
@@ -75,7 +72,7 @@ class NearNetwork(Network):
             ).fetchall()
 
     def close(self) -> None:
-        """It outlives the application: tests look into it afterwards."""
+        """Do nothing: tests look into the book after the application has closed."""
 
     def _post(self, path: str, key: str, **fields: Any) -> dict[str, Any]:
         if not self.open.is_set():
@@ -101,7 +98,7 @@ class Api:
         self.settings = Settings(
             data=data, database_url=database_url, local_key=True, rates=UNLIMITED, **settings
         )
-        self.network = NearNetwork()
+        self.network = InProcessNetwork()
         self.database = Database(self.settings)
         self.database.create_tables()
         self.client = TestClient(
@@ -112,35 +109,35 @@ class Api:
             raise_server_exceptions=False,
         )
 
-    def post(self, path: str, said: Any = None, key: str | None = None) -> httpx2.Response:
-        """A form, as Stripe's libraries send it."""
+    def post(self, path: str, params: Any = None, key: str | None = None) -> httpx2.Response:
+        """Send a form, like Stripe's libraries."""
         headers = {"idempotency-key": key} if key is not None else {}
-        return self.client.post(f"/v1/{path}", data=said or {}, headers=headers)
+        return self.client.post(f"/v1/{path}", data=params or {}, headers=headers)
 
-    def post_json(self, path: str, said: Any, key: str | None = None) -> httpx2.Response:
+    def post_json(self, path: str, params: Any, key: str | None = None) -> httpx2.Response:
         headers = {"idempotency-key": key} if key is not None else {}
-        return self.client.post(f"/v1/{path}", json=said, headers=headers)
+        return self.client.post(f"/v1/{path}", json=params, headers=headers)
 
     def get(self, path: str, **query: Any) -> httpx2.Response:
         return self.client.get(f"/v1/{path}", params=query)
 
-    def made(self, path: str, said: Any = None, key: str | None = None) -> dict[str, Any]:
-        """What a POST that must succeed answers."""
-        response = self.post(path, said, key)
+    def create(self, path: str, params: Any = None, key: str | None = None) -> dict[str, Any]:
+        """Send a POST that must succeed; return its object."""
+        response = self.post(path, params, key)
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
 
-    def refused(self, path: str, said: Any = None, status: int = 400) -> dict[str, Any]:
-        """The error of a POST that must fail."""
-        response = self.post(path, said)
+    def post_refused(self, path: str, params: Any = None, status: int = 400) -> dict[str, Any]:
+        """Send a POST that must fail; return its error."""
+        response = self.post(path, params)
         assert response.status_code == status, response.text
         error: dict[str, Any] = response.json()["error"]
         return error
 
-    def charged(self, amount: int = 2000, **more: Any) -> dict[str, Any]:
-        said = {"amount": amount, "currency": "eur", "source": "tok_visa", **more}
-        return self.made("charges", said)
+    def charge(self, amount: int = 2000, **more: Any) -> dict[str, Any]:
+        params = {"amount": amount, "currency": "eur", "source": "tok_visa", **more}
+        return self.create("charges", params)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("events", type=kind, limit=100).json()["data"]
@@ -154,8 +151,8 @@ class Api:
 
 
 @contextmanager
-def serving(data: Path, database_url: str = "", **settings: Any) -> Iterator[Api]:
-    """The application, started; ended afterwards."""
+def start_api(data: Path, database_url: str = "", **settings: Any) -> Iterator[Api]:
+    """Start the application, and stop it afterwards."""
     api = Api(data, database_url, **settings)
     with api.client:
         yield api

@@ -23,7 +23,7 @@ from payments.app import create_app
 from payments.money import orders
 from payments.settings import Settings
 from payments.storage.database import Database
-from tests.payments.api_client import UNLIMITED, NearNetwork
+from tests.payments.api_client import UNLIMITED, InProcessNetwork
 
 POINTS = {
     "before_pending": (transactions.ResumableRequest, "begin", "before"),
@@ -46,23 +46,23 @@ def arm(point: str) -> None:
     owner, name, when = POINTS[point]
     function: Callable[..., Any] = getattr(owner, name)
 
-    def dying(*args: Any, **kwargs: Any) -> Any:
+    def call_and_die(*args: Any, **kwargs: Any) -> Any:
         if when == "after":
             function(*args, **kwargs)
         die()
 
-    setattr(owner, name, dying)
+    setattr(owner, name, call_and_die)
 
 
-def main(told: str, point: str = "") -> None:
-    said = json.loads(told)
-    port = said.pop("port")
-    said["data"] = Path(said["data"])
-    settings = Settings(local_key=True, rates=UNLIMITED, deliver=False, **said)
+def main(text: str, point: str = "") -> None:
+    options = json.loads(text)
+    port = options.pop("port")
+    options["data"] = Path(options["data"])
+    settings = Settings(local_key=True, rates=UNLIMITED, deliver=False, **options)
     database = Database(settings)
     database.create_tables()
     database.close()
-    app = create_app(settings, None if "network_url" in said else NearNetwork())
+    app = create_app(settings, None if "network_url" in options else InProcessNetwork())
     if point:
         arm(point)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)

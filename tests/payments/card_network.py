@@ -23,15 +23,15 @@ class CardNetwork:
         self.log = folder / "network.log"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.child = self._launched()
-        self._await()
+        self.child = self._launch()
+        self._wait_until_ready()
 
     def restart(self, *, wait: bool = True) -> None:
         """After it crashed, on the same file and port."""
         assert self.child.exit_status is not None
-        self.child = self._launched()
+        self.child = self._launch()
         if wait:
-            self._await()
+            self._wait_until_ready()
 
     def client(self) -> Network:
         return Network(self.url)
@@ -50,13 +50,13 @@ class CardNetwork:
     def close(self) -> None:
         self.child.kill()
 
-    def _launched(self) -> ChildProcess:
+    def _launch(self) -> ChildProcess:
         command = [sys.executable, "-m", "payments.network.server"]
         command += ["--file", str(self.file), "--port", str(self.port)]
         with open(self.log, "ab") as log:
             return ChildProcess("network", command, output=log)
 
-    def _await(self) -> None:
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S_MAX
         while self.child.exit_status is None and time.monotonic() < deadline:
             try:

@@ -6,13 +6,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.payments.api_client import Api, serving
+from tests.payments.api_client import Api, start_api
 
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """On SQLite."""
-    with serving(tmp_path_factory.mktemp("payments")) as api:
+    with start_api(tmp_path_factory.mktemp("payments")) as api:
         yield api
 
 
@@ -35,5 +35,5 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def fresh(database_url: str, tmp_path: Path) -> Iterator[Api]:
     """A new one, on SQLite and on PostgreSQL."""
-    with serving(tmp_path, database_url) as api:
+    with start_api(tmp_path, database_url) as api:
         yield api

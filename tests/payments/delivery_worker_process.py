@@ -21,7 +21,7 @@ from payments.webhooks.senders import Senders
 from payments.webhooks.worker import DeliveryWorker, WorkerSettings
 
 
-class Deadly(Sender):
+class DyingSender(Sender):
     """Kills its own process before or after an attempt."""
 
     def __init__(self, point: str, count: int) -> None:
@@ -41,10 +41,10 @@ class Deadly(Sender):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DeadlySenders(Senders):
+class DyingSenders(Senders):
     def __init__(self, settings: Settings, point: str, count: int) -> None:
         super().__init__(settings)
-        self._deadly = Deadly(point, count)
+        self._deadly = DyingSender(point, count)
 
     def of(self, tenant: str) -> Sender:
         return self._deadly
@@ -53,12 +53,12 @@ class DeadlySenders(Senders):
 def main(data: str, url: str, lease_s: str, point: str, count: str) -> None:
     settings = Settings(data=Path(data), database_url=url, webhook_networks=LOOPBACK)
     database = Database(settings)
-    courier = DeliveryWorker(
+    worker = DeliveryWorker(
         database,
-        DeadlySenders(settings, point, int(count)),
+        DyingSenders(settings, point, int(count)),
         pace=WorkerSettings(lease_s=float(lease_s), concurrency_max=4, poll_s=0.02),
     )
-    courier.drain()
+    worker.drain()
     database.close()
 
 

@@ -1,7 +1,7 @@
 """The recordings that the explainer page plays: `./dev docs` makes them anew.
 
 Each scenario is a script for the stage, and asserts on its way what its captions say. What is
-recorded is what the engine did (see `tests/payments/stage.py`).
+recorded is what the engine did (see `tests/payments/explainer_stage.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import payments
 from oncekey._system import probes
-from tests.payments.stage import LEASE_S, Sent, Stage
+from tests.payments.explainer_stage import LEASE_S, Sent, Stage
 
 PATH = Path(payments.__file__).parent / "demo" / "pages" / "recordings.json"
 KEY = "pay-7f3a"
@@ -34,13 +34,13 @@ async def lost_answer(stage: Stage) -> None:
         "The key is made once per intent, and kept by the client until it knows the outcome.",
         **first.arrow,
     )
-    await a.stopped("before charging")
+    await a.wait_until_stopped("before charging")
     stage.show(
         "The key is claimed before anything runs.",
         "One atomic write. The claim holds a lease, and a fence that every later write must show.",
     )
     a.go_on("before charging")
-    await a.stopped("after charging")
+    await a.wait_until_stopped("after charging")
     stage.show("The card is charged.", "Once, as the card network itself counts.")
     stage.clock.advance(0.2)
     a.go_on("after charging")
@@ -73,7 +73,7 @@ async def double_click(stage: Stage) -> None:
     a.stop_at("before charging")
     first = Sent(a, KEY)
     stage.show("Pay is pressed.", "The page makes a key for this purchase.", **first.arrow)
-    await a.stopped("before charging")
+    await a.wait_until_stopped("before charging")
     stage.show("The first press claims the key.", "Its handler is at work; nothing is charged yet.")
     stage.clock.advance(0.15)
     second = Sent(a, KEY)
@@ -109,7 +109,7 @@ async def crash(stage: Stage) -> None:
     a.stop_at("after charging")
     first = Sent(a, KEY)
     stage.show("A charge reaches server A.", "Server B shares its store of records.", **first.arrow)
-    await a.stopped("after charging")
+    await a.wait_until_stopped("after charging")
     stage.show(
         "A charges the card …",
         "With a key of its own for the network, derived from the request's key.",
@@ -128,7 +128,7 @@ async def crash(stage: Stage) -> None:
     )
     b.stop_at("before charging")
     retry = Sent(b, KEY)
-    await b.stopped("before charging")
+    await b.wait_until_stopped("before charging")
     assert stage.network.asked == 1
     stage.show(
         "The client's retry meets B, which takes over.",
@@ -137,7 +137,7 @@ async def crash(stage: Stage) -> None:
     )
     b.stop_at("after charging")
     b.go_on("before charging")
-    await b.stopped("after charging")
+    await b.wait_until_stopped("after charging")
     assert stage.network.asked == 2
     stage.show(
         "B asks the network with the very same key.",
@@ -185,7 +185,7 @@ async def zombie(stage: Stage) -> None:
     a.stop_at("before charging")
     a.stop_at("after charging")
     first = Sent(a, KEY)
-    await a.stopped("before charging")
+    await a.wait_until_stopped("before charging")
     a.state = "frozen"
     stage.show(
         "A claims the key with fence 1, and freezes.",
@@ -196,25 +196,25 @@ async def zombie(stage: Stage) -> None:
     stage.show("Its lease runs out while it sleeps.", "It will not know when it wakes up.")
     b.stop_at("before charging")
     retry = Sent(b, KEY)
-    await b.stopped("before charging")
+    await b.wait_until_stopped("before charging")
     stage.show(
         "A retry meets B, which takes over: fence 2.",
         "Only by the store's clock, and only if nobody renewed it meanwhile.",
         **retry.arrow,
     )
     b.go_on("before charging")
-    told = await retry.answer()
-    stage.show("B charges, records and answers.", "The client is done.", **told)
+    fields_ = await retry.answer()
+    stage.show("B charges, records and answers.", "The client is done.", **fields_)
     stage.clock.advance(5)
     a.go_on("before charging")
-    await a.stopped("after charging")
+    await a.wait_until_stopped("after charging")
     stage.show(
         "A wakes up and goes on as if nothing were.",
         "It asks the network with the same key: no second charge.",
     )
     a.go_on("after charging")
     late = await first.answer()
-    assert late["answer"]["body"] == told["answer"]["body"]
+    assert late["answer"]["body"] == fields_["answer"]["body"]
     lost = [event for event in stage.events if event["event"] == "LeaseWasLost"]
     assert lost, stage.events
     stage.show(

@@ -8,7 +8,7 @@ from oncekey.client.keys import uuid7
 from payments import clock
 from payments.app import MOVES_MONEY, ROWS_ONLY
 from payments.storage import ids
-from tests.payments.api_client import Api, serving
+from tests.payments.api_client import Api, start_api
 
 SAID = {"amount": 900, "currency": "eur", "source": "tok_visa"}
 
@@ -48,7 +48,7 @@ def test_a_client_without_a_key_is_given_one(api: Api) -> None:
 
 def test_e45_after_a_loss_only_who_may_be_repeating_something_is_refused(tmp_path: Path) -> None:
     """Whoever sends no key repeats none that was lost."""
-    with serving(tmp_path) as api:
+    with start_api(tmp_path) as api:
         lost = datetime.fromtimestamp(clock.wall() - 3600, UTC).isoformat()
         assert oncekey(["amnesia", api.settings.database, "--until", lost]) == 0
         for path, said in (("charges", SAID), ("customers", {"name": "Ada"})):
@@ -81,10 +81,10 @@ def test_without_idempotency_the_same_handlers_run_and_a_retry_charges_again(
     tmp_path: Path,
 ) -> None:
     """What the benchmark compares with, and nobody wants."""
-    with serving(tmp_path, idempotent=False) as api:
+    with start_api(tmp_path, idempotent=False) as api:
         first, replay_body = api.post("charges", SAID, "key"), api.post("charges", SAID, "key")
         assert (first.status_code, replay_body.status_code) == (200, 200)
         assert len(api.network.rows("capture")) == 2
-        assert api.made("customers", {"name": "Ada"})["name"] == "Ada"
-        refund = api.made("refunds", {"charge": first.json()["id"]})
+        assert api.create("customers", {"name": "Ada"})["name"] == "Ada"
+        refund = api.create("refunds", {"charge": first.json()["id"]})
         assert refund["status"] == "succeeded"

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from payments.background import PeriodicTask
 from payments.webhooks.deliveries import any_due
 from payments.webhooks.worker import DeliveryWorker
-from tests.payments.posts import post_on
+from tests.payments.delivery_setup import delivery_setup
 from tests.stores.postgres.kit import database
 
 REFUSED = 8
@@ -36,31 +36,31 @@ class Paused(threading.Event):
         return self.is_set()
 
 
-def watched(courier: DeliveryWorker, then: Callable[[int], object]) -> Paused:
+def watched(worker: DeliveryWorker, then: Callable[[int], object]) -> Paused:
     paused = Paused(then)
-    courier._wake = paused
+    worker._wake = paused
     return paused
 
 
 def test_p11_a_courier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with post_on("", tmp_path) as post:
-        courier = post.courier(poll_s=0.2)
+    with delivery_setup("", tmp_path) as post:
+        worker = post.worker(poll_s=0.2)
 
         def then(times: int) -> None:
             if times == REFUSED:
                 gone.undo()
             if times == REFUSED + 2:
-                courier._stop.set()
+                worker._stop.set()
 
         def refuse(connection: Any, now: float) -> bool:
             raise sa.exc.OperationalError("SELECT 1", {}, Exception(f"refused at {now}"))
 
         with monkeypatch.context() as gone:
             gone.setattr("payments.webhooks.deliveries.any_due", refuse)
-            paused = watched(courier, then)
-            courier.run()
+            paused = watched(worker, then)
+            worker.run()
     assert paused.waits == [*(pause / 2 for pause in DOUBLED), 0.1, 0.1]
     first, last = caplog.messages
     assert first.startswith("cannot claim deliveries: (builtins.Exception) refused at ")
@@ -73,17 +73,17 @@ def test_p11_a_courier_whose_database_was_dropped(
 ) -> None:
     with ExitStack() as until_the_end:
         with database(postgres_url) as url:
-            post = until_the_end.enter_context(post_on(url, tmp_path))
-            courier = post.courier(poll_s=0.2)
+            post = until_the_end.enter_context(delivery_setup(url, tmp_path))
+            worker = post.worker(poll_s=0.2)
             with post.database.read() as connection:
                 assert not any_due(connection, post.now())
 
         def then(times: int) -> None:
             if times == REFUSED:
-                courier._stop.set()
+                worker._stop.set()
 
-        paused = watched(courier, then)
-        courier.run()
+        paused = watched(worker, then)
+        worker.run()
     assert paused.waits == [pause / 2 for pause in DOUBLED]
     assert len([line for line in caplog.messages if "cannot claim deliveries" in line]) == 1
 

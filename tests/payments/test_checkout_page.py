@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from payments.network import FAULTS
-from tests.payments.looks import contrasts
-from tests.payments.running import Running, children_of, until
+from tests.payments.contrast import contrasts
+from tests.payments.run_command import RunCommand, children_of, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -27,8 +27,8 @@ WAIT_MS = 50_000
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = Running(tmp_path_factory.mktemp("checkout"))
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunCommand]:
+    running = RunCommand(tmp_path_factory.mktemp("checkout"))
     until(running.answers, "the system to run")
     yield running
     running.close()
@@ -43,11 +43,11 @@ def context(chromium: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def page(context: BrowserContext, running: Running) -> Page:
+def page(context: BrowserContext, running: RunCommand) -> Page:
     return opened(context, running)
 
 
-def opened(context: BrowserContext, running: Running) -> Page:
+def opened(context: BrowserContext, running: RunCommand) -> Page:
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{running.port}/")
     page.wait_for_selector("#fault-slow")
@@ -68,7 +68,7 @@ def shows_at_least(page: Page, id_: str, number: int) -> None:
     )
 
 
-def await_paid(page: Page, running: Running) -> str:
+def await_paid(page: Page, running: RunCommand) -> str:
     """The order is paid, once: as the page shows it, and as the network's file has it."""
     page.get_by_text("Paid").wait_for()
     shows(page, "charges", "1")
@@ -84,27 +84,27 @@ def await_paid(page: Page, running: Running) -> str:
     return str(charge)
 
 
-def captures(running: Running, charge: str) -> list[int]:
+def captures(running: RunCommand, charge: str) -> list[int]:
     with closing(sqlite3.connect(running.data / "network.db")) as book:
         query = "SELECT amount FROM transactions WHERE kind = 'capture' AND reference = ?"
         return [amount for (amount,) in book.execute(query, (charge,))]
 
 
-def all_captures(running: Running) -> int:
+def all_captures(running: RunCommand) -> int:
     with closing(sqlite3.connect(running.data / "network.db")) as book:
         query = "SELECT count(*) FROM transactions WHERE kind = 'capture'"
         count: int = book.execute(query).fetchone()[0]
         return count
 
 
-def all_delivered(running: Running) -> bool:
+def all_delivered(running: RunCommand) -> bool:
     with closing(sqlite3.connect(running.data / "payments.db")) as file:
         query = "SELECT count(*) FROM deliveries WHERE status = 'pending'"
         return not file.execute(query).fetchone()[0]
 
 
 @contextmanager
-def frozen_network(running: Running) -> Iterator[None]:
+def frozen_network(running: RunCommand) -> Iterator[None]:
     """Whoever asks the card network waits until the end of this."""
     pid = children_of(running.process.pid)["network"]
     os.kill(pid, signal.SIGSTOP)
@@ -125,7 +125,7 @@ def await_arrivals(page: Page, count: int) -> None:
 # --------------------------------------------------------------------- however it is pressed
 
 
-def test_a_double_click(page: Page, running: Running) -> None:
+def test_a_double_click(page: Page, running: RunCommand) -> None:
     before = all_captures(running)
     with frozen_network(running):
         page.locator("#pay").dblclick()
@@ -137,7 +137,7 @@ def test_a_double_click(page: Page, running: Running) -> None:
     assert all_captures(running) == before + 1
 
 
-def test_pressed_again_when_it_is_paid(page: Page, running: Running) -> None:
+def test_pressed_again_when_it_is_paid(page: Page, running: RunCommand) -> None:
     page.click("#pay")
     charge = await_paid(page, running)
     assert re.search(r"1\s+click\s+1\s+request\s+1\s+charge\s", page.inner_text(".tally"))
@@ -150,7 +150,7 @@ def test_pressed_again_when_it_is_paid(page: Page, running: Running) -> None:
     assert all_captures(running) == before
 
 
-def test_pressed_again_when_the_page_has_lost_its_own_note(page: Page, running: Running) -> None:
+def test_pressed_again_when_the_page_has_lost_its_own_note(page: Page, running: RunCommand) -> None:
     """As when it was left between the answer and the note: the client still has the answer."""
     page.click("#pay")
     charge, before = await_paid(page, running), all_captures(running)
@@ -167,7 +167,7 @@ def test_pressed_again_when_the_page_has_lost_its_own_note(page: Page, running: 
     assert all_captures(running) == before
 
 
-def test_a_reload_in_the_middle(page: Page, running: Running) -> None:
+def test_a_reload_in_the_middle(page: Page, running: RunCommand) -> None:
     before = all_captures(running)
     with frozen_network(running):
         page.click("#pay")
@@ -181,7 +181,7 @@ def test_a_reload_in_the_middle(page: Page, running: Running) -> None:
     assert all_captures(running) == before + 1
 
 
-def test_offline_and_back(page: Page, context: BrowserContext, running: Running) -> None:
+def test_offline_and_back(page: Page, context: BrowserContext, running: RunCommand) -> None:
     context.set_offline(True)
     page.click("#pay")
     page.get_by_text("You are offline.").wait_for()
@@ -190,7 +190,7 @@ def test_offline_and_back(page: Page, context: BrowserContext, running: Running)
     await_paid(page, running)
 
 
-def test_two_tabs(page: Page, context: BrowserContext, running: Running) -> None:
+def test_two_tabs(page: Page, context: BrowserContext, running: RunCommand) -> None:
     other, before = opened(context, running), all_captures(running)
     with frozen_network(running):
         page.click("#pay")
@@ -204,7 +204,7 @@ def test_two_tabs(page: Page, context: BrowserContext, running: Running) -> None
 
 
 def test_a_tab_that_nobody_sees_leaves_its_connection_to_others(
-    page: Page, context: BrowserContext, running: Running
+    page: Page, context: BrowserContext, running: RunCommand
 ) -> None:
     """A browser has six of them for a host, for all tabs. Seen again, it misses nothing."""
     other = opened(context, running)
@@ -233,7 +233,7 @@ def seen(page: Page, is_seen: bool) -> None:
     )
 
 
-def test_another_order_is_another_charge(page: Page, running: Running) -> None:
+def test_another_order_is_another_charge(page: Page, running: RunCommand) -> None:
     page.click("#pay")
     first = await_paid(page, running)
     page.click("#another")
@@ -267,7 +267,7 @@ HOLD = """async () => {
 
 
 def test_what_is_paid_stays_paid_for_a_tab_that_is_late(
-    page: Page, context: BrowserContext, running: Running
+    page: Page, context: BrowserContext, running: RunCommand
 ) -> None:
     page.click("#pay")
     await_paid(page, running)
@@ -285,7 +285,7 @@ def test_what_is_paid_stays_paid_for_a_tab_that_is_late(
 
 
 def test_an_answer_that_is_late_says_nothing_of_the_next_order(
-    page: Page, context: BrowserContext, running: Running
+    page: Page, context: BrowserContext, running: RunCommand
 ) -> None:
     other, held = opened(context, running), list[Any]()
     page.evaluate(LISTEN)
@@ -311,7 +311,7 @@ def test_an_answer_that_is_late_says_nothing_of_the_next_order(
 
 
 @pytest.mark.parametrize("value", ["{broken", "5", '"x"', "{}", "[]", '{"id": 7, "key": 7}'])
-def test_what_is_no_order_is_not_taken_for_one(page: Page, running: Running, value: str) -> None:
+def test_what_is_no_order_is_not_taken_for_one(page: Page, running: RunCommand, value: str) -> None:
     page.evaluate("(value) => localStorage.setItem('checkout/order', value)", value)
     page.reload()
     page.wait_for_selector("#fault-slow")
@@ -321,7 +321,7 @@ def test_what_is_no_order_is_not_taken_for_one(page: Page, running: Running, val
 
 
 def test_where_nothing_can_be_kept_nothing_is_sent_and_the_page_says_so(
-    context: BrowserContext, running: Running
+    context: BrowserContext, running: RunCommand
 ) -> None:
     """As in a browser whose cookies are off."""
     context.add_init_script("""
@@ -338,7 +338,9 @@ def test_where_nothing_can_be_kept_nothing_is_sent_and_the_page_says_so(
     assert all_captures(running) == before
 
 
-def test_an_order_whose_key_is_too_old_is_followed_by_another(page: Page, running: Running) -> None:
+def test_an_order_whose_key_is_too_old_is_followed_by_another(
+    page: Page, running: RunCommand
+) -> None:
     page.evaluate("""async () => {
       const name = `checkout/${JSON.parse(localStorage.getItem("checkout/order")).id}/pay`;
       const begun = Date.now() / 1000 - 2 * 86_400;
@@ -359,7 +361,7 @@ def test_an_order_whose_key_is_too_old_is_followed_by_another(page: Page, runnin
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "tunnel"])
-def test_every_fault_ends_in_one_charge(page: Page, running: Running, fault: str) -> None:
+def test_every_fault_ends_in_one_charge(page: Page, running: RunCommand, fault: str) -> None:
     before = all_captures(running)
     page.click(f"#fault-{fault}")
     page.wait_for_selector(f"#fault-{fault}[aria-checked=true]")
@@ -371,7 +373,7 @@ def test_every_fault_ends_in_one_charge(page: Page, running: Running, fault: str
     shows_at_least(page, "requests", 2 if fault == "tunnel" else 1)
 
 
-def test_the_way_is_shown(page: Page, running: Running) -> None:
+def test_the_way_is_shown(page: Page, running: RunCommand) -> None:
     page.click("#fault-500-after")
     page.wait_for_selector("#fault-500-after[aria-checked=true]")
     page.click("#pay")
@@ -387,7 +389,7 @@ def test_the_way_is_shown(page: Page, running: Running) -> None:
 
 
 def test_an_event_is_processed_once_although_its_answer_is_lost(
-    page: Page, running: Running
+    page: Page, running: RunCommand
 ) -> None:
     until(lambda: all_delivered(running), "events of other orders to be delivered")
     page.click("#fault-webhook-answer")
@@ -411,7 +413,7 @@ def test_an_event_is_processed_once_although_its_answer_is_lost(
 # -------------------------------------------------------------------------- for everybody
 
 
-def test_keys_are_enough(page: Page, running: Running) -> None:
+def test_keys_are_enough(page: Page, running: RunCommand) -> None:
     def tab_to(id_: str) -> None:
         for _ in range(30):
             page.keyboard.press("Tab")
@@ -435,7 +437,7 @@ def test_keys_are_enough(page: Page, running: Running) -> None:
     assert page.evaluate("document.activeElement.id") == "pay"
 
 
-def test_an_answer_that_is_late_flips_no_switch_back(page: Page, running: Running) -> None:
+def test_an_answer_that_is_late_flips_no_switch_back(page: Page, running: RunCommand) -> None:
     before = page.evaluate("async () => (await fetch('/demo/faults')).text()")
     held = list[Any]()
     page.route("**/demo/faults", lambda route: route.continue_() if held else held.append(route))
@@ -453,7 +455,7 @@ def test_an_answer_that_is_late_flips_no_switch_back(page: Page, running: Runnin
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_can_be_read_in_light_and_dark(page: Page, running: Running, scheme: Any) -> None:
+def test_it_can_be_read_in_light_and_dark(page: Page, running: RunCommand, scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
     page.click("#fault-500-before")
     page.wait_for_selector("#fault-500-before[aria-checked=true]")

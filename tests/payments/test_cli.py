@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from payments import cli
-from tests.payments.posts import post_on
+from tests.payments.delivery_setup import delivery_setup
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_made(
 
 
 def test_an_event_is_delivered_once_more(data: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with post_on("", Path(data)) as post:
+    with delivery_setup("", Path(data)) as post:
         account = post.tenant.removesuffix("/test")
         event = post.event("charge.succeeded")
         told = say(capsys, "resend", account, event, "--data", data, status=1)

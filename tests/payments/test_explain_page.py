@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.payments.contrast import contrasts
 from tests.payments.explainer import PATH
-from tests.payments.looks import contrasts
-from tests.payments.paging import Paging
+from tests.payments.page_server import PageServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -22,13 +22,13 @@ CAPTIONS = [[frame["caption"] for frame in scene["frames"]] for scene in SCENES]
 
 
 @pytest.fixture(scope="module")
-def paging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paging]:
-    with Paging(tmp_path_factory.mktemp("pages")) as paging:
+def paging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    with PageServer(tmp_path_factory.mktemp("pages")) as paging:
         yield paging
 
 
 @pytest.fixture
-def page(chromium: Browser, paging: Paging) -> Iterator[Page]:
+def page(chromium: Browser, paging: PageServer) -> Iterator[Page]:
     context = chromium.new_context(reduced_motion="reduce")
     page = context.new_page()
     page.clock.install()
@@ -133,7 +133,9 @@ def test_less_motion_is_less_motion(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_can_be_read_in_light_and_dark(chromium: Browser, paging: Paging, scheme: str) -> None:
+def test_it_can_be_read_in_light_and_dark(
+    chromium: Browser, paging: PageServer, scheme: str
+) -> None:
     context = chromium.new_context(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(f"{paging.url}/explain")

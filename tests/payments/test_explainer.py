@@ -43,8 +43,8 @@ def answers(name: str) -> list[dict[str, Any]]:
 
 def test_whoever_asks_again_gets_the_same_bytes() -> None:
     for name in ("lost-answer", "double-click", "mismatch", "zombie"):
-        told = {answer["body"] for answer in answers(name) if answer["status"] == 200}
-        assert told == {'{"id": "ch_1", "amount": 2000}'}, name
+        fields_ = {answer["body"] for answer in answers(name) if answer["status"] == 200}
+        assert fields_ == {'{"id": "ch_1", "amount": 2000}'}, name
 
 
 def test_the_zombie_is_fenced_off() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from payments.access.accounts import Accounts
-from tests.payments.api_client import Api, serving
+from tests.payments.api_client import Api, start_api
 
 pytestmark = pytest.mark.slow
 
@@ -27,20 +27,20 @@ class Theirs:
 
     def __init__(self, api: Api) -> None:
         self.api = api
-        self.held = api.charged(2000, capture="false")["id"]
+        self.held = api.charge(2000, capture="false")["id"]
         said = {"amount": 900, "currency": "eur", "payment_method": "pm_card_visa"}
-        customer = api.made("customers", {"payment_method": "pm_card_visa"})["id"]
+        customer = api.create("customers", {"payment_method": "pm_card_visa"})["id"]
         self.ids = {
-            "charges": api.charged(2000)["id"],
+            "charges": api.charge(2000)["id"],
             "customers": customer,
-            "payment_intents": api.made("payment_intents", said)["id"],
+            "payment_intents": api.create("payment_intents", said)["id"],
             "payment_methods": api.get("payment_methods", customer=customer).json()["data"][0][
                 "id"
             ],
-            "refunds": api.made("refunds", {"charge": api.charged(700)["id"]})["id"],
-            "tokens": api.made("tokens", CARD)["id"],
+            "refunds": api.create("refunds", {"charge": api.charge(700)["id"]})["id"],
+            "tokens": api.create("tokens", CARD)["id"],
             "events": api.get("events").json()["data"][0]["id"],
-            "webhook_endpoints": api.made("webhook_endpoints", WHOLE["webhook_endpoints"])["id"],
+            "webhook_endpoints": api.create("webhook_endpoints", WHOLE["webhook_endpoints"])["id"],
         }
         _, self.key = Accounts(api.database).create("somebody else")
 
@@ -58,7 +58,7 @@ class Theirs:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
-    with serving(tmp_path_factory.mktemp("isolation")) as api:
+    with start_api(tmp_path_factory.mktemp("isolation")) as api:
         yield Theirs(api)
 
 

@@ -16,7 +16,7 @@ from payments.api.webhook_endpoints import ENDPOINTS_MAX
 from payments.money import ledger
 from payments.storage.tables import ledger_entries
 from tests.payments.api_client import WAIT_S_MAX, Api
-from tests.payments.serving import until
+from tests.payments.serve_command import until
 
 pytestmark = pytest.mark.slow
 
@@ -59,13 +59,13 @@ def sums(api: Api) -> int:
 
 
 def test_refunds_of_one_charge_together_never_exceed_it(fresh: Api) -> None:
-    charge = fresh.charged(2000)
+    charge = fresh.charge(2000)
     together = Together()
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         for number in range(5):
             said = {"charge": charge["id"], "amount": 900}
             together.start(fresh.post, "refunds", said, f"{charge['id']}-{number}")
-        fresh.network.until_asked(2)  # two fit, and both are on their way
+        fresh.network.wait_until_called(2)  # two fit, and both are on their way
         together.until_answered(3)  # the others were refused before anybody was paid back
     assert together.statuses() == [200, 200, 400, 400, 400]
     given = [amount for reference, amount in fresh.network.rows("refund")]
@@ -75,13 +75,13 @@ def test_refunds_of_one_charge_together_never_exceed_it(fresh: Api) -> None:
 
 
 def test_two_full_refunds_at_once_are_one(fresh: Api) -> None:
-    charge = fresh.charged(2000)
+    charge = fresh.charge(2000)
     together = Together()
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         for number in range(2):
             said = {"charge": charge["id"]}
             together.start(fresh.post, "refunds", said, f"{charge['id']}-{number}")
-        fresh.network.until_asked()
+        fresh.network.wait_until_called()
         together.until_answered(1)
     assert together.statuses() == [200, 400]
     assert [amount for _, amount in fresh.network.rows("refund")] == [2000]
@@ -89,13 +89,13 @@ def test_two_full_refunds_at_once_are_one(fresh: Api) -> None:
 
 
 def test_a_charge_is_captured_once(fresh: Api) -> None:
-    held = fresh.charged(2000, capture="false")
+    held = fresh.charge(2000, capture="false")
     together = Together()
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         for number in range(3):
             path = f"charges/{held['id']}/capture"
             together.start(fresh.post, path, {}, f"{held['id']}-{number}")
-        fresh.network.until_asked()
+        fresh.network.wait_until_called()
         together.until_answered(2)
     assert together.statuses() == [200, 429, 429]
     assert [row for row in fresh.network.rows("capture") if row[0] == held["id"]] == [
@@ -106,14 +106,14 @@ def test_a_charge_is_captured_once(fresh: Api) -> None:
 
 def test_an_intent_is_either_captured_or_cancelled(fresh: Api) -> None:
     said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
-    held = fresh.made("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
+    held = fresh.create("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
     together = Together()
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         for verb in ("capture", "cancel"):
             together.start(
                 fresh.post, f"payment_intents/{held['id']}/{verb}", {}, f"{held['id']}{verb}"
             )
-        fresh.network.until_asked()
+        fresh.network.wait_until_called()
         together.until_answered(1)
     assert together.statuses() == [200, 429]
     moved = fresh.network.rows("capture") + fresh.network.rows("void")
@@ -121,17 +121,17 @@ def test_an_intent_is_either_captured_or_cancelled(fresh: Api) -> None:
 
 
 def test_an_intent_is_confirmed_once(fresh: Api) -> None:
-    intent = fresh.made(
+    intent = fresh.create(
         "payment_intents", {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
     )
     together = Together()
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         for number in range(4):
             path = f"payment_intents/{intent['id']}/confirm"
             together.start(fresh.post, path, {}, f"{intent['id']}-{number}")
-        fresh.network.until_asked()
+        fresh.network.wait_until_called()
         together.until_answered(3)
-        assert fresh.refused(f"payment_intents/{intent['id']}/cancel", status=429)
+        assert fresh.post_refused(f"payment_intents/{intent['id']}/cancel", status=429)
     assert together.statuses() == [200, 429, 429, 429]
     assert len(fresh.network.rows("authorisation")) == 1
     assert fresh.get(f"payment_intents/{intent['id']}").json()["amount_received"] == 1500
@@ -140,13 +140,13 @@ def test_an_intent_is_confirmed_once(fresh: Api) -> None:
 def test_what_waits_for_the_network_is_not_decided_by_who_comes_meanwhile(fresh: Api) -> None:
     """How it ends is not known yet: nothing is kept, the same keys may ask again."""
     said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
-    intent = fresh.made("payment_intents", said | {"capture_method": "manual"})["id"]
+    intent = fresh.create("payment_intents", said | {"capture_method": "manual"})["id"]
     together = Together()
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         together.start(fresh.post, f"payment_intents/{intent}/confirm", {}, "confirm")
         hold = {"amount": 900, "currency": "eur", "source": "tok_visa", "capture": "false"}
         together.start(fresh.post, "charges", hold, "charge")
-        fresh.network.until_asked(2)
+        fresh.network.wait_until_called(2)
         held = next(
             charge["id"]
             for charge in fresh.get("charges").json()["data"]
@@ -175,12 +175,12 @@ def test_what_waits_for_the_network_is_not_decided_by_who_comes_meanwhile(fresh:
 
 def test_a_refund_that_meets_a_capture_is_not_decided_by_it(fresh: Api) -> None:
     said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
-    held = fresh.made("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
+    held = fresh.create("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
     refund = {"payment_intent": held["id"]}
     together = Together()
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         together.start(fresh.post, f"payment_intents/{held['id']}/capture", {}, "capture")
-        fresh.network.until_asked()
+        fresh.network.wait_until_called()
         assert fresh.post("refunds", refund, "refund").status_code == 429
     assert together.statuses() == [200]
     assert fresh.post("refunds", refund, "refund").json()["amount"] == 1500
@@ -189,10 +189,10 @@ def test_a_refund_that_meets_a_capture_is_not_decided_by_it(fresh: Api) -> None:
 def test_one_key_charges_once_however_many_send_it(fresh: Api) -> None:
     together = Together()
     said = {"amount": 1300, "currency": "eur", "source": "tok_visa"}
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         for _ in range(4):
             together.start(fresh.post, "charges", said, "one-key")
-        fresh.network.until_asked()
+        fresh.network.wait_until_called()
     assert together.statuses() == [200] * 4
     assert len({answer.content for answer in together.answers}) == 1
     assert len(fresh.network.rows("capture")) == 1
@@ -204,7 +204,7 @@ def test_webhook_endpoints_made_at_once_are_not_more_than_an_account_may_have(
 ) -> None:
     said = {"url": "https://hooks.example.com/", "enabled_events[]": "*"}
     for _ in range(ENDPOINTS_MAX - 1):
-        fresh.made("webhook_endpoints", said)
+        fresh.create("webhook_endpoints", said)
     counted, go_on = threading.Event(), threading.Event()
 
     def made_late() -> str:

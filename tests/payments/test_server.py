@@ -31,11 +31,11 @@ from payments.server import ListenOptions, configure
 from payments.settings import Settings
 from payments.storage.database import Database
 from tests.payments.card_network import CardNetwork
-from tests.payments.serving import WAIT_S_MAX, Serving, until
+from tests.payments.serve_command import WAIT_S_MAX, ServeCommand, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., ServeCommand]
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def network(tmp_path: Path) -> Iterator[CardNetwork]:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    started: list[Serving] = []
+    started: list[ServeCommand] = []
 
-    def serve(*words: str, **how: Any) -> Serving:
-        started.append(Serving(tmp_path / f"data{len(started)}", *words, **how))
+    def serve(*words: str, **how: Any) -> ServeCommand:
+        started.append(ServeCommand(tmp_path / f"data{len(started)}", *words, **how))
         return started[-1]
 
     yield serve
@@ -83,7 +83,7 @@ def test_sigterm_lets_a_slow_charge_end_and_its_client_have_the_answer(
     assert answers[0].status_code == 200
     assert answers[0].json()["status"] == "succeeded"
     assert len(network.rows()) == 1
-    assert "Traceback" not in serving.said()
+    assert "Traceback" not in serving.output_text()
 
 
 def takes_connections(port: int) -> bool:
@@ -96,8 +96,8 @@ def takes_connections(port: int) -> bool:
 
 def test_what_it_says_at_the_start_is_so(serve: Serve, network: CardNetwork) -> None:
     serving = serve("--network", network.url)
-    assert f"{serving.url}/docs" in serving.said()
-    assert LOCAL_KEY in serving.said()
+    assert f"{serving.url}/docs" in serving.output_text()
+    assert LOCAL_KEY in serving.output_text()
     first, replay_body = serving.charge("k1"), serving.charge("k1")
     assert (first.status_code, replay_body.content) == (200, first.content)
     assert replay_body.headers["Idempotent-Replayed"] == "true"

@@ -40,7 +40,7 @@ def create_charge(
 
     def insert(connection: Connection) -> Order:
         source = sources.of_charge(connection, tenant, params.source, params.customer)
-        given = params.explicit_values()
+        values = params.explicit_values()
         return orders.insert_pending(
             connection,
             work,
@@ -52,7 +52,7 @@ def create_charge(
             description=params.description,
             receipt_email=params.receipt_email,
             statement_descriptor=params.statement_descriptor,
-            metadata=rows.merge_metadata(None, given.get("metadata")),
+            metadata=rows.merge_metadata(None, values.get("metadata")),
         )
 
     order = work.begin("pending", insert)
@@ -146,9 +146,9 @@ def update_charge(
 ) -> Response:
     def write(connection: Connection, tenant: str) -> Object:
         charge = rows.get(connection, charges, tenant, id, lock=True)
-        given = params.explicit_values()
-        if given.get("customer") is not None:
-            sources.existing_customer(connection, tenant, given["customer"])
-        return objects.charge(rows.update(connection, charges, charge, given))
+        values = params.explicit_values()
+        if values.get("customer") is not None:
+            sources.existing_customer(connection, tenant, values["customer"])
+        return objects.charge(rows.update(connection, charges, charge, values))
 
     return write_rows(request, params, write, "charge.updated")

@@ -42,20 +42,20 @@ def create_customer(
         }
         row |= {name: getattr(params, name) for name in ("name", "email", "phone", "description")}
         cards = [
-            sources.by_id(connection, tenant, given, param)
-            for param, given in (
+            sources.by_id(connection, tenant, id_, param)
+            for param, id_ in (
                 ("source", params.source),
                 ("payment_method", params.payment_method),
             )
-            if given is not None
+            if id_ is not None
         ]
-        made = connection.execute(customers.insert().returning(customers), row).one()
+        customer = connection.execute(customers.insert().returning(customers), row).one()
         for source in cards:
             if source.payment_method is None:
-                sources.add_method(connection, tenant, source.card, customer=made.id)
+                sources.add_method(connection, tenant, source.card, customer=customer.id)
             else:
-                sources.attach(connection, tenant, source.payment_method, made.id)
-        return objects.customer(made)
+                sources.attach(connection, tenant, source.payment_method, customer.id)
+        return objects.customer(customer)
 
     return write_rows(request, params, write, "customer.created")
 

@@ -116,8 +116,8 @@ def _render_http_error(request: Request, error: Exception) -> Response:
         message = (
             f"Unrecognized request URL ({request.method}: {path}). See /docs for what is here."
         )
-    made = StripeError(error.status_code, "invalid_request_error", message, no_effect=True)
-    return _render_error(request, made)
+    rendered = StripeError(error.status_code, "invalid_request_error", message, no_effect=True)
+    return _render_error(request, rendered)
 
 
 def _network_down(request: Request, error: Exception) -> Response:

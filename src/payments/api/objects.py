@@ -91,9 +91,9 @@ def payment_intent(row: Row[Any]) -> Object:
 
 
 def refund(row: Row[Any]) -> Object:
-    made = _common(row, "refund")
-    del made["livemode"]
-    return made | {
+    body = _common(row, "refund")
+    del body["livemode"]
+    return body | {
         "amount": row.amount,
         "balance_transaction": None,
         "charge": row.charge,
@@ -208,12 +208,12 @@ def _card(card: Object) -> Object:
     return {name: card[name] for name in visible}
 
 
-def _billing_details(given: Object | None) -> Object:
-    given = given or {}
+def _billing_details(details: Object | None) -> Object:
+    details = details or {}
     address = dict.fromkeys(("city", "country", "line1", "line2", "postal_code", "state"))
     return {
-        "address": address | (given.get("address") or {}),
-        "email": given.get("email"),
-        "name": given.get("name"),
-        "phone": given.get("phone"),
+        "address": address | (details.get("address") or {}),
+        "email": details.get("email"),
+        "name": details.get("name"),
+        "phone": details.get("phone"),
     }

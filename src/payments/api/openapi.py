@@ -86,12 +86,12 @@ def documents_query(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _parameter(name: str, schema: dict[str, Any], required: bool) -> dict[str, Any]:
-    made = {"name": name, "in": "query", "required": required, "schema": schema}
+    parameter = {"name": name, "in": "query", "required": required, "schema": schema}
     if "$ref" in str(schema):
-        made |= {"style": "deepObject", "explode": True}
+        parameter |= {"style": "deepObject", "explode": True}
     if "'array'" in str(schema):
-        made["name"] = f"{name}[]"
-    return made
+        parameter["name"] = f"{name}[]"
+    return parameter
 
 
 def _ref(model: type[BaseModel]) -> dict[str, Any]:
@@ -122,22 +122,22 @@ def _any_required(model: type[BaseModel]) -> bool:
 
 def document(app: FastAPI) -> dict[str, Any]:
     """Build the whole document."""
-    made = get_openapi(
+    result = get_openapi(
         title="payments",
         version=API_VERSION,
         description="A Stripe-compatible payments API that never charges twice.",
         routes=app.routes,
     )
-    for path in made["paths"].values():
+    for path in result["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)  # the framework's; ours are 400
-    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+    schemas = result.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update(_components())
-    made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    made["security"] = [{"key": []}]
-    return made
+    result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    result["security"] = [{"key": []}]
+    return result
 
 
 def _components() -> dict[str, Any]:

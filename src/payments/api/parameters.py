@@ -101,10 +101,10 @@ class Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _empty_is_none(cls, said: Any) -> Any:
-        if not isinstance(said, dict):
-            return said
-        return {name: None if value == "" else value for name, value in said.items()}
+    def _empty_is_none(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: None if value == "" else value for name, value in values.items()}
 
 
 class Parameters(Part):
@@ -174,7 +174,7 @@ class BillingGiven(Part):
 
 
 class MethodData(Part):
-    """A payment method that is made on the way."""
+    """A new payment method, inline."""
 
     type: Literal["card"]
     card: CardNumber | CardToken
@@ -249,8 +249,8 @@ class AutomaticMethods(Part):
 
 
 class _Paying(Parameters):
-    """What both creating and confirming may say. No test card asks its holder anything, so what is
-    said about that case (`return_url`, `off_session`, …) is taken and changes nothing.
+    """What both creating and confirming take. No test card needs authentication: parameters for that
+    (`return_url`, `off_session`, …) are accepted and have no effect.
     """
 
     payment_method: Id | None = Field(None, examples=["pm_card_visa"])

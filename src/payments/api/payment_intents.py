@@ -123,8 +123,8 @@ def confirm_payment_intent(
                 "payment_intent_unexpected_state",
                 "payment_method",
             )
-        given = {"receipt_email": params.receipt_email, "capture_method": params.capture_method}
-        changes = {name: value for name, value in given.items() if value is not None}
+        values = {"receipt_email": params.receipt_email, "capture_method": params.capture_method}
+        changes = {name: value for name, value in values.items() if value is not None}
         return _begin_paying(connection, work, intent, source, **changes)
 
     return _pay(work, tenant, work.begin("pending", begin))
@@ -302,21 +302,21 @@ def update_payment_intent(
 
 
 def _changes(connection: Connection, intent: Row[Any], params: IntentUpdate) -> Object:
-    given = params.explicit_values()
-    if intent.status not in _OPEN and given.keys() - {"metadata", "description", "receipt_email"}:
+    values = params.explicit_values()
+    if intent.status not in _OPEN and values.keys() - {"metadata", "description", "receipt_email"}:
         raise _unexpected_state(intent, "updated")
     for name in ("amount", "currency"):
-        if given.get(name, ...) is None:
+        if values.get(name, ...) is None:
             raise invalid(f"{name} cannot be empty.", name, "parameter_invalid_empty")
-    if given.keys() & {"amount", "currency"}:
-        check_amount(given.get("amount", intent.amount), given.get("currency", intent.currency))
-    customer = given.get("customer", intent.customer)
-    if given.get("customer") is not None:
+    if values.keys() & {"amount", "currency"}:
+        check_amount(values.get("amount", intent.amount), values.get("currency", intent.currency))
+    customer = values.get("customer", intent.customer)
+    if values.get("customer") is not None:
         sources.existing_customer(connection, intent.tenant, customer)
-    if "payment_method" in given:
+    if "payment_method" in values:
         source = sources.of_intent(
-            connection, intent.tenant, given["payment_method"], None, customer
+            connection, intent.tenant, values["payment_method"], None, customer
         )
-        given["payment_method"] = source.payment_method if source else None
-        given["status"] = "requires_confirmation" if source else "requires_payment_method"
-    return given
+        values["payment_method"] = source.payment_method if source else None
+        values["status"] = "requires_confirmation" if source else "requires_payment_method"
+    return values

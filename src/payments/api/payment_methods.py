@@ -60,8 +60,8 @@ def create_payment_method(
 
     def write(connection: Connection, tenant: str) -> Object:
         card = sources.card_of(connection, tenant, params.card)
-        made = sources.add_method(connection, tenant, card, billing, params.metadata)
-        return objects.payment_method(made)
+        created = sources.add_method(connection, tenant, card, billing, params.metadata)
+        return objects.payment_method(created)
 
     return write_rows(request, params, write)
 
@@ -111,11 +111,11 @@ def update_payment_method(
 ) -> Response:
     def write(connection: Connection, tenant: str) -> Object:
         method = rows.get(connection, payment_methods, tenant, id, lock=True)
-        given = params.explicit_values()
+        values = params.explicit_values()
         if params.billing_details is not None:
             changes = params.billing_details.model_dump(exclude_unset=True)
-            given["billing_details"] = _merge(method.billing_details, changes)
-        return objects.payment_method(rows.update(connection, payment_methods, method, given))
+            values["billing_details"] = _merge(method.billing_details, changes)
+        return objects.payment_method(rows.update(connection, payment_methods, method, values))
 
     return write_rows(request, params, write, "payment_method.updated")
 

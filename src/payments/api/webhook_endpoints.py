@@ -72,10 +72,10 @@ def create_webhook_endpoint(
             "description": params.description,
             "metadata": rows.merge_metadata(None, params.metadata),
         }
-        made = connection.execute(
+        created = connection.execute(
             webhook_endpoints.insert().returning(webhook_endpoints), row
         ).one()
-        return 200, objects.webhook_endpoint(made) | {"secret": secret}
+        return 200, objects.webhook_endpoint(created) | {"secret": secret}
 
     return ResumableRequest(request, params, "webhook_endpoint").end(write)
 
@@ -118,9 +118,9 @@ def update_webhook_endpoint(
 
 
 def _changes(endpoint: Row[Any], params: EndpointUpdate) -> dict[str, Any]:
-    given = params.explicit_values().items()
+    values = params.explicit_values().items()
     nullable = ("description", "metadata")
-    changes = {name: value for name, value in given if value is not None or name in nullable}
+    changes = {name: value for name, value in values if value is not None or name in nullable}
     disabled = changes.pop("disabled", endpoint.status == "disabled")
     # Enabling or moving an endpoint forgives its failures.
     return changes | {"status": "disabled" if disabled else "enabled", "failing_since": None}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pytest
 
 from payments.access.accounts import LOCAL_KEY
-from tests.payments.acceptance.line import Line
+from tests.payments.acceptance.faulty_proxy import FaultyProxy
 from tests.payments.acceptance.sdk import SDKS, Sdk
 from tests.payments.card_network import CardNetwork
-from tests.payments.serving import Serving
+from tests.payments.serve_command import ServeCommand
 from tests.servers.skipping import or_skip
 
 
@@ -20,7 +20,7 @@ from tests.servers.skipping import or_skip
 class Shop:
     """The API and the card network, each a process of its own."""
 
-    api: Serving
+    api: ServeCommand
     network: CardNetwork
 
 
@@ -30,11 +30,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     with CardNetwork(folder) as network:
         words = ["--network", network.url, "--webhook-network", "127.0.0.0/8"]
         words += ["--limit", "POST tokens=1/day", "--wait-s", "0.5"]
-        with closing(Serving(folder / "data", *words)) as api:
+        with closing(ServeCommand(folder / "data", *words)) as api:
             yield Shop(api, network)
 
 
-def opened(name: str, port: int, api_key: str = LOCAL_KEY) -> Sdk:
+def open_(name: str, port: int, api_key: str = LOCAL_KEY) -> Sdk:
     with or_skip():
         return SDKS[name](port, api_key)
 
@@ -42,19 +42,19 @@ def opened(name: str, port: int, api_key: str = LOCAL_KEY) -> Sdk:
 @pytest.fixture(scope="module", params=list(SDKS))
 def sdk(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Sdk]:
     """Each of the clients in turn."""
-    with closing(opened(request.param, shop.api.port)) as sdk:
+    with closing(open_(request.param, shop.api.port)) as sdk:
         yield sdk
 
 
 @pytest.fixture
-def line(shop: Shop) -> Iterator[Line]:
+def line(shop: Shop) -> Iterator[FaultyProxy]:
     """To the API, and it breaks when told to."""
-    with Line(shop.api.port) as line:
+    with FaultyProxy(shop.api.port) as line:
         yield line
 
 
 @pytest.fixture(params=list(SDKS))
-def over(request: pytest.FixtureRequest, line: Line) -> Iterator[Sdk]:
+def over(request: pytest.FixtureRequest, line: FaultyProxy) -> Iterator[Sdk]:
     """Each of the clients in turn, over that line."""
-    with closing(opened(request.param, line.port)) as sdk:
+    with closing(open_(request.param, line.port)) as sdk:
         yield sdk

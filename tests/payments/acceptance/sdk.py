@@ -36,7 +36,7 @@ class Answered:
         return self.object[name]
 
     @property
-    def replayed(self) -> bool:
+    def is_replay(self) -> bool:
         return self.headers.get("idempotent-replayed") == "true"
 
 

@@ -10,7 +10,7 @@ import pytest
 import stripe
 
 from payments.access.accounts import LOCAL_KEY
-from tests.payments.acceptance.conftest import Shop, opened
+from tests.payments.acceptance.conftest import Shop, open_
 from tests.payments.acceptance.sdk import PythonSdk, Refused, Sdk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -211,8 +211,8 @@ def test_one_key_is_one_charge_and_the_replay_says_so(sdk: Sdk, shop: Shop) -> N
     first = sdk.ask("charges.create", params=CHARGE, key=key)
     replay_body = sdk.ask("charges.create", params=CHARGE, key=key)
     assert first.headers["idempotency-key"] == key
-    assert not first.replayed
-    assert replay_body.replayed
+    assert not first.is_replay
+    assert replay_body.is_replay
     assert replay_body["id"] == first["id"]
     assert replay_body.headers["original-request"] == first.headers["request-id"]
     assert replay_body.headers["request-id"] != first.headers["request-id"]
@@ -235,7 +235,7 @@ def test_mistakes_name_the_parameter_and_spend_no_key(sdk: Sdk) -> None:
     assert (error.kind, error.status, error.param) == ("InvalidRequestError", 400, "amount")
     error = refused(sdk, "charges.create", params={**CHARGE, "colour": "red"}, key=key)
     assert error.param == "colour"
-    assert not sdk.ask("charges.create", params=CHARGE, key=key).replayed
+    assert not sdk.ask("charges.create", params=CHARGE, key=key).is_replay
 
 
 def test_what_is_not_there_is_not_found(sdk: Sdk) -> None:
@@ -249,7 +249,7 @@ def test_what_is_not_there_is_not_found(sdk: Sdk) -> None:
 
 @pytest.mark.parametrize("name", ["python", "node"])
 def test_a_wrong_key_is_an_authentication_error(shop: Shop, name: str) -> None:
-    with closing(opened(name, shop.api.port, "sk_test_wrong")) as stranger:
+    with closing(open_(name, shop.api.port, "sk_test_wrong")) as stranger:
         error = refused(stranger, "charges.create", params=CHARGE)
     assert (error.kind, error.status) == ("AuthenticationError", 401)
 

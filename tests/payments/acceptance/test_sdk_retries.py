@@ -17,10 +17,10 @@ import httpx2
 import pytest
 
 from payments.access.accounts import LOCAL_KEY
-from tests.payments.acceptance.conftest import Shop, opened
-from tests.payments.acceptance.line import Break, Line
+from tests.payments.acceptance.conftest import Shop, open_
+from tests.payments.acceptance.faulty_proxy import FaultyProxy, PlannedBreak
 from tests.payments.acceptance.sdk import SDKS, Answered, Refused, Sdk
-from tests.payments.serving import until
+from tests.payments.serve_command import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -47,7 +47,7 @@ def said() -> str:
 
 
 @contextmanager
-def frozen(shop: Shop) -> Iterator[None]:
+def freeze(shop: Shop) -> Iterator[None]:
     """The card network answers nobody meanwhile."""
     os.kill(shop.network.child.pid, signal.SIGSTOP)
     try:
@@ -60,49 +60,49 @@ def frozen(shop: Shop) -> Iterator[None]:
 
 
 def test_a_line_that_is_cut_before_the_request_arrives(
-    over: Sdk, line: Line, shop: Shop, said: str
+    over: Sdk, line: FaultyProxy, shop: Shop, said: str
 ) -> None:
-    line.breaks = [Break("before"), Break("before")]
+    line.breaks = [PlannedBreak("before"), PlannedBreak("before")]
     made = pay(over, said)
-    assert not made.replayed
+    assert not made.is_replay
     assert len(line.keys) == 3
     assert len(set(line.keys)) == 1
     assert charged(shop, said) == [made["id"]]
 
 
 def test_a_line_that_is_cut_after_the_card_was_charged(
-    over: Sdk, line: Line, shop: Shop, said: str
+    over: Sdk, line: FaultyProxy, shop: Shop, said: str
 ) -> None:
-    line.breaks = [Break("after"), Break("after")]
+    line.breaks = [PlannedBreak("after"), PlannedBreak("after")]
     made = pay(over, said)
-    assert made.replayed
+    assert made.is_replay
     assert line.statuses == [200, 200, 200]
     assert charged(shop, said) == [made["id"]]
 
 
 def test_an_answer_that_is_cut_in_its_middle_is_asked_for_again_with_the_same_key(
-    over: Sdk, line: Line, shop: Shop, said: str
+    over: Sdk, line: FaultyProxy, shop: Shop, said: str
 ) -> None:
     """Neither client repeats this one by itself: whoever keeps the key can."""
-    line.breaks = [Break("after", part=0.9)]
+    line.breaks = [PlannedBreak("after", part=0.9)]
     key = uuid.uuid4().hex
     with pytest.raises(Refused) as caught:
         pay(over, said, key)
     assert caught.value.kind in ("APIConnectionError", "ConnectionError")
     made = pay(over, said, key)
-    assert made.replayed
+    assert made.is_replay
     assert charged(shop, said) == [made["id"]]
 
 
 def test_a_line_that_stays_cut_is_told_and_the_purchase_can_be_made_later(
-    over: Sdk, line: Line, shop: Shop, said: str
+    over: Sdk, line: FaultyProxy, shop: Shop, said: str
 ) -> None:
-    line.breaks = [Break("after"), Break("before"), Break("after")]
+    line.breaks = [PlannedBreak("after"), PlannedBreak("before"), PlannedBreak("after")]
     key = uuid.uuid4().hex
     with pytest.raises(Refused) as caught:
         pay(over, said, key, retries=2)
     assert caught.value.kind in ("APIConnectionError", "ConnectionError")
-    assert pay(over, said, key).replayed
+    assert pay(over, said, key).is_replay
     assert len(charged(shop, said)) == 1
 
 
@@ -112,17 +112,17 @@ def test_a_line_that_stays_cut_is_told_and_the_purchase_can_be_made_later(
 @pytest.mark.parametrize("status", [500, 503])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_failure_that_somebody_on_the_way_makes_up(
-    over: Sdk, line: Line, shop: Shop, said: str, status: int, moment: str
+    over: Sdk, line: FaultyProxy, shop: Shop, said: str, status: int, moment: str
 ) -> None:
-    line.breaks = [Break("after" if moment == "after" else "before", status)]
+    line.breaks = [PlannedBreak("after" if moment == "after" else "before", status)]
     made = pay(over, said)
-    assert made.replayed == (moment == "after")
+    assert made.is_replay == (moment == "after")
     assert len(set(line.keys)) == 1
     assert charged(shop, said) == [made["id"]]
 
 
 def test_a_network_that_fails_every_time_is_503_and_the_retry_continues(
-    over: Sdk, line: Line, shop: Shop, said: str
+    over: Sdk, line: FaultyProxy, shop: Shop, said: str
 ) -> None:
     """The card is charged each time as the network sees it, and each time it says 500."""
     with shop.network.client() as network:
@@ -147,10 +147,10 @@ def test_a_charge_that_is_under_way_is_409_until_it_is_done(shop: Shop, said: st
 
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor())
-        lines = [stack.enter_context(Line(shop.api.port)) for _ in SDKS]
+        lines = [stack.enter_context(FaultyProxy(shop.api.port)) for _ in SDKS]
         pairs = zip(SDKS, lines, strict=True)
-        sdks = [stack.enter_context(closing(opened(name, line.port))) for name, line in pairs]
-        with frozen(shop):
+        sdks = [stack.enter_context(closing(open_(name, line.port))) for name, line in pairs]
+        with freeze(shop):
             first = threads.submit(ask_first)
             until(lambda: is_pending(shop, said), "the first request to be under way")
             others = [threads.submit(pay, sdk, said, key, 20) for sdk in sdks]
@@ -159,7 +159,7 @@ def test_a_charge_that_is_under_way_is_409_until_it_is_done(shop: Shop, said: st
         made = first.result()
         assert made.status_code == 200
         for other in others:
-            assert other.result().replayed
+            assert other.result().is_replay
             assert other.result()["id"] == made.json()["id"]
     assert charged(shop, said) == [made.json()["id"]]
 

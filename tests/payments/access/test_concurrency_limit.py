@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.webhooks import Sender
 from payments.webhooks.senders import LOOKUPS_MAX
-from tests.payments.api_client import WAIT_S_MAX, Api, serving
+from tests.payments.api_client import WAIT_S_MAX, Api, start_api
 from tests.payments.test_races import Together
 
 pytestmark = pytest.mark.slow
@@ -21,12 +21,12 @@ PLACES = 3
 @contextmanager
 def crowded(data: Path, charges: int) -> Iterator[tuple[Api, Together]]:
     """So many charges of which three wait for the network, and the others for a place."""
-    with serving(data, threads_max=4) as api:
+    with start_api(data, threads_max=4) as api:
         together = Together()
-        with api.network.held_up():
+        with api.network.hold_up():
             for number in range(charges):
                 together.start(api.post, "charges", CHARGE, f"key-{number}")
-            api.network.until_asked(PLACES)
+            api.network.wait_until_called(PLACES)
             yield api, together
         together.statuses()
 
@@ -43,7 +43,7 @@ def test_so_is_who_only_writes_rows(tmp_path: Path) -> None:
     """It would wait in a transaction, and all who write on SQLite for it."""
     with crowded(tmp_path, PLACES + 1) as (api, together):
         for name in ("Ada", "Grace"):
-            assert api.made("customers", {"name": name})["name"] == name
+            assert api.create("customers", {"name": name})["name"] == name
     assert together.statuses() == [200] * (PLACES + 1)
 
 
@@ -55,7 +55,7 @@ def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert full.headers["request-id"].startswith("req_")
     assert together.statuses() == [200] * PLACES
     monkeypatch.undo()
-    with serving(tmp_path) as api:
+    with start_api(tmp_path) as api:
         assert api.post("charges", CHARGE, "late").status_code == 200
 
 
@@ -70,7 +70,7 @@ def test_slow_names_of_webhooks_keep_nobody_from_paying(
         return None
 
     monkeypatch.setattr(Sender, "objection", slow)
-    with serving(tmp_path, threads_max=8) as api:  # six of them for changes
+    with start_api(tmp_path, threads_max=8) as api:  # six of them for changes
         together = Together()
         said = {"url": "https://hooks.example.com/", "enabled_events[]": "charge.failed"}
         for _ in range(6):
@@ -78,6 +78,6 @@ def test_slow_names_of_webhooks_keep_nobody_from_paying(
         for _ in range(LOOKUPS_MAX):
             assert asked.acquire(timeout=WAIT_S_MAX)
         together.until_answered(6 - LOOKUPS_MAX)
-        assert api.charged(900)["paid"]
+        assert api.charge(900)["paid"]
         answers.set()
         assert together.statuses() == [200] * LOOKUPS_MAX + [503] * (6 - LOOKUPS_MAX)

@@ -13,20 +13,20 @@ import pytest
 from oncekey import StoreUnavailable
 from payments import clock
 from payments.access.auth import KEYS_FRESH_S
-from tests.payments.gated import Gated, rates
+from tests.payments.guarded_app import GuardedApp, rates
 from tests.web.client import Reply
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-Make = Callable[..., Gated]
+Make = Callable[..., GuardedApp]
 
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
-    made: list[Gated] = []
+    made: list[GuardedApp] = []
 
-    def make(**settings: Any) -> Gated:
-        made.append(Gated(tmp_path / "data", **settings))
+    def make(**settings: Any) -> GuardedApp:
+        made.append(GuardedApp(tmp_path / "data", **settings))
         return made[-1]
 
     yield make

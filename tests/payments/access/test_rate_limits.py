@@ -22,7 +22,7 @@ from payments.access.rate_limits import (
     resource_of,
 )
 from tests.payments.api_client import Api
-from tests.payments.gated import rates
+from tests.payments.guarded_app import rates
 from tests.servers.process import free_port
 from tests.servers.redis import start_redis
 from tests.servers.skipping import or_skip

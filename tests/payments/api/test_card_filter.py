@@ -127,14 +127,16 @@ def test_however_it_is_typed_or_copied_it_is_written_nowhere(api: Api, typed: st
 def test_other_long_numbers_are_no_cards(api: Api) -> None:
     said: dict[str, Any] = PRICE | {"source": "tok_visa"}
     said |= {"description": "not by 4111111111111111"}
-    made = api.made("charges", said | {"metadata[number]": "4111 1111 1111 1111"})
+    made = api.create("charges", said | {"metadata[number]": "4111 1111 1111 1111"})
     assert made["metadata"] == {"number": "4111 1111 1111 1111"}
     said = {"name": "4111111111111111", "phone": "4222222222222"}
-    assert api.made("customers", said | {"metadata[4111111111111111]": "x"})["name"] == said["name"]
+    assert (
+        api.create("customers", said | {"metadata[4111111111111111]": "x"})["name"] == said["name"]
+    )
     too_much = api.post("charges", PRICE | {"amount": "1" * 16}).json()["error"]
     assert (too_much["code"], too_much["param"]) == ("amount_too_large", "amount")
     typed = {"source[number]": "4242-4242-4242-4242", "source[exp_month]": 1}
-    assert api.made("charges", PRICE | typed | {"source[exp_year]": 2034})["paid"]
+    assert api.create("charges", PRICE | typed | {"source[exp_year]": 2034})["paid"]
 
 
 def test_its_key_stays_unused(api: Api) -> None:

@@ -7,7 +7,7 @@ from tests.payments.api_client import Api
 
 
 def test_a_charge_is_paid_posted_and_told(api: Api) -> None:
-    made = api.charged(2000, description="tea", **{"metadata[order]": "17"})
+    made = api.charge(2000, description="tea", **{"metadata[order]": "17"})
     schemas.Charge.model_validate(made)
     assert (made["status"], made["paid"], made["captured"]) == ("succeeded", True, True)
     assert (made["amount"], made["amount_captured"], made["currency"]) == (2000, 2000, "eur")
@@ -63,7 +63,7 @@ def test_naming_what_is_not_there_leaves_the_key_unused(
     api: Api, path: str, wrong: dict[str, str], param: str
 ) -> None:
     said: dict[str, Any] = {"amount": 900, "currency": "eur"}
-    said = {"charge": api.charged(900)["id"]} if path == "refunds" else said
+    said = {"charge": api.charge(900)["id"]} if path == "refunds" else said
     key = f"corrected-{path}-{param}"
     refused = api.post(path, said | wrong, key)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
@@ -101,12 +101,12 @@ def test_a_decline_is_a_result_kept_and_replayed(
 
 
 def test_what_is_only_authorised_can_be_captured_once_and_in_part(api: Api) -> None:
-    held = api.charged(2000, capture="false")
+    held = api.charge(2000, capture="false")
     assert (held["captured"], held["amount_captured"], held["paid"]) == (False, 0, True)
-    assert api.refused(f"charges/{held['id']}/capture", {"amount": 2001})["param"] == "amount"
-    taken = api.made(f"charges/{held['id']}/capture", {"amount": 1500})
+    assert api.post_refused(f"charges/{held['id']}/capture", {"amount": 2001})["param"] == "amount"
+    taken = api.create(f"charges/{held['id']}/capture", {"amount": 1500})
     assert (taken["captured"], taken["amount_captured"]) == (True, 1500)
-    replay_body = api.refused(f"charges/{held['id']}/capture")
+    replay_body = api.post_refused(f"charges/{held['id']}/capture")
     assert replay_body["code"] == "charge_already_captured"
     assert [row for row in api.network.rows("capture") if row[0] == held["id"]] == [
         (held["id"], 1500)
@@ -117,13 +117,13 @@ def test_what_is_only_authorised_can_be_captured_once_and_in_part(api: Api) -> N
 def test_truth_is_understood_as_older_clients_for_python_write_it(
     api: Api, said: str, captured: bool
 ) -> None:
-    assert api.charged(900, capture=said)["captured"] is captured
+    assert api.charge(900, capture=said)["captured"] is captured
 
 
 def test_a_charge_that_failed_is_not_captured(api: Api) -> None:
     said = {"amount": 900, "currency": "eur", "source": "tok_chargeDeclined", "capture": "false"}
-    failed = api.refused("charges", said, 402)["charge"]
-    assert api.refused(f"charges/{failed}/capture")["code"] == "charge_not_authorised"
+    failed = api.post_refused("charges", said, 402)["charge"]
+    assert api.post_refused(f"charges/{failed}/capture")["code"] == "charge_not_authorised"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,9 @@ def test_what_is_wrong_is_named(
     api: Api, changes: dict[str, Any], param: str, code: str | None
 ) -> None:
     said = {"amount": "2000", "currency": "usd", "source": "tok_visa"} | changes
-    error = api.refused("charges", {name: said[name] for name in said if said[name] is not None})
+    error = api.post_refused(
+        "charges", {name: said[name] for name in said if said[name] is not None}
+    )
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert code is None or error["code"] == code
     assert f"{param}: Invalid {param}" not in error["message"]
@@ -174,22 +176,24 @@ def test_a_wrong_request_leaves_nothing_and_its_key_unused(api: Api) -> None:
 
 def test_only_test_cards_are_taken(api: Api) -> None:
     card = {"source[number]": "4012888888881881", "source[exp_month]": 1, "source[exp_year]": 2030}
-    error = api.refused("charges", {"amount": 500, "currency": "usd", **card})
+    error = api.post_refused("charges", {"amount": 500, "currency": "usd", **card})
     assert (error["param"], error["code"]) == ("source[number]", "incorrect_number")
     card["source[number]"] = "4242 4242 4242 4242"
-    assert api.made("charges", {"amount": 500, "currency": "usd", **card})["paid"]
+    assert api.create("charges", {"amount": 500, "currency": "usd", **card})["paid"]
 
 
 def test_metadata_is_changed_value_by_value(api: Api) -> None:
-    made = api.charged(500, **{"metadata[a]": "1", "metadata[b]": "2"})
+    made = api.charge(500, **{"metadata[a]": "1", "metadata[b]": "2"})
     changes = {"metadata[a]": "", "metadata[c]": "3", "description": "new"}
-    changed = api.made(f"charges/{made['id']}", changes)
+    changed = api.create(f"charges/{made['id']}", changes)
     assert (changed["metadata"], changed["description"]) == ({"b": "2", "c": "3"}, "new")
     many = {f"metadata[k{number}]": "x" for number in range(49)}
-    assert api.refused(f"charges/{made['id']}", many)["param"] == "metadata"  # 51 with the others
+    assert (
+        api.post_refused(f"charges/{made['id']}", many)["param"] == "metadata"
+    )  # 51 with the others
     assert api.get(f"charges/{made['id']}").json() == changed
-    assert api.made(f"charges/{made['id']}", {"metadata": ""})["metadata"] == {}
-    assert api.refused(f"charges/{made['id']}", {"amount": 1})["code"] == "parameter_unknown"
+    assert api.create(f"charges/{made['id']}", {"metadata": ""})["metadata"] == {}
+    assert api.post_refused(f"charges/{made['id']}", {"amount": 1})["code"] == "parameter_unknown"
 
 
 def test_a_charge_of_nobody_is_not_found(api: Api) -> None:
@@ -198,8 +202,8 @@ def test_a_charge_of_nobody_is_not_found(api: Api) -> None:
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "resource_missing"
     assert api.get("charges/%00").status_code == 404  # no path of the API, whatever follows
-    assert api.refused("charges/ch_nobody/capture", status=404)["param"] == "id"
-    assert api.refused("charges/ch_nobody", {"description": "x"}, 404)["param"] == "id"
+    assert api.post_refused("charges/ch_nobody/capture", status=404)["param"] == "id"
+    assert api.post_refused("charges/ch_nobody", {"description": "x"}, 404)["param"] == "id"
 
 
 def test_the_network_is_asked_again_under_the_same_key(api: Api) -> None:

@@ -9,9 +9,9 @@ PAID = {"amount": 900, "currency": "usd", "payment_method": "pm_card_visa", "con
 
 
 def test_objects_stand_in_place_of_their_ids(api: Api) -> None:
-    customer = api.made("customers", {"name": "Ada"})
+    customer = api.create("customers", {"name": "Ada"})
     said = PAID | {"customer": customer["id"], "expand[]": ["latest_charge", "customer"]}
-    paid = api.made("payment_intents", said)
+    paid = api.create("payment_intents", said)
     schemas.PaymentIntent.model_validate(paid)
     assert paid["customer"] == customer
     assert (paid["latest_charge"]["object"], paid["latest_charge"]["amount"]) == ("charge", 900)
@@ -19,19 +19,19 @@ def test_objects_stand_in_place_of_their_ids(api: Api) -> None:
     found = api.get(f"payment_intents/{paid['id']}", **query).json()
     assert found["latest_charge"]["customer"] == customer
     assert found["customer"] == customer["id"]
-    refund = api.made("refunds", {"payment_intent": paid["id"], "expand[]": "charge"})
+    refund = api.create("refunds", {"payment_intent": paid["id"], "expand[]": "charge"})
     assert refund["charge"]["amount_refunded"] == 900
 
 
 def test_lists_are_expanded_item_by_item(api: Api) -> None:
-    api.made("payment_intents", PAID)
+    api.create("payment_intents", PAID)
     found = api.get("charges", limit=2, **{"expand[]": "data.payment_intent"}).json()["data"]
     assert found[0]["payment_intent"]["object"] == "payment_intent"
 
 
 def test_a_replay_is_expanded_as_the_first_answer_was(api: Api) -> None:
     said = PAID | {"expand[]": "latest_charge"}
-    assert api.made("payment_intents", said, "expand-1") == api.made(
+    assert api.create("payment_intents", said, "expand-1") == api.create(
         "payment_intents", said, "expand-1"
     )
 
@@ -39,23 +39,23 @@ def test_a_replay_is_expanded_as_the_first_answer_was(api: Api) -> None:
 @pytest.mark.parametrize("path", ["amount", "latest_charge.id", "customer.customer", "", "a" * 100])
 def test_what_cannot_be_expanded_is_refused_before_anything_is_done(api: Api, path: str) -> None:
     before = api.count("charges"), len(api.network.rows("authorisation"))
-    assert api.refused("payment_intents", PAID | {"expand[]": path})["param"] == "expand"
+    assert api.post_refused("payment_intents", PAID | {"expand[]": path})["param"] == "expand"
     assert (api.count("charges"), len(api.network.rows("authorisation"))) == before
     assert api.get("payment_intents", **{"expand[]": path}).status_code == 400
 
 
 def test_what_a_look_does_not_know_is_refused(api: Api) -> None:
-    charge = api.charged()["id"]
+    charge = api.charge()["id"]
     for path in (f"charges/{charge}", "balance", "events/evt_1"):
         answer = api.get(path, surprise=1)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "surprise")
 
 
 def test_no_route_passes_over_what_it_cannot_expand(api: Api) -> None:
-    customer = api.made("customers", {"name": "Ada"})
-    method = api.made("payment_methods/pm_card_visa/attach", {"customer": customer["id"]})
+    customer = api.create("customers", {"name": "Ada"})
+    method = api.create("payment_methods/pm_card_visa/attach", {"customer": customer["id"]})
     said = {"url": "https://example.com/", "enabled_events[]": "charge.failed"}
-    endpoint = api.made("webhook_endpoints", said)["id"]
+    endpoint = api.create("webhook_endpoints", said)["id"]
     event = api.get("events", limit=1).json()["data"][0]["id"]
     card = {"card[number]": "4242424242424242", "card[exp_month]": 4, "card[exp_year]": 2034}
     posts: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ def test_no_route_passes_over_what_it_cannot_expand(api: Api) -> None:
     before = [api.get(path).json() for path in seen]
     nothing = {"expand[]": "nothing"}
     for path, given in posts.items():
-        assert api.refused(path, given | nothing)["param"] == "expand", path
+        assert api.post_refused(path, given | nothing)["param"] == "expand", path
     assert api.get("balance", **nothing).status_code == 400
     for path in (f"customers/{customer['id']}", f"webhook_endpoints/{endpoint}"):
         assert api.client.delete(f"/v1/{path}", params=nothing).status_code == 400

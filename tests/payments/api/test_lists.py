@@ -4,20 +4,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.payments.api_client import Api, serving
+from tests.payments.api_client import Api, start_api
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """One of its own: every charge in it is known."""
-    with serving(tmp_path_factory.mktemp("lists")) as api:
+    with start_api(tmp_path_factory.mktemp("lists")) as api:
         yield api
 
 
 @pytest.fixture(scope="module")
 def made(api: Api) -> list[str]:
     """Newest first."""
-    return [api.charged(100 + number)["id"] for number in range(7)][::-1]
+    return [api.charge(100 + number)["id"] for number in range(7)][::-1]
 
 
 def ids(found: dict[str, Any]) -> list[str]:

@@ -20,8 +20,8 @@ from payments.server import migrate
 from payments.settings import Settings
 from payments.storage.database import Database
 from tests.acceptance.serve import serving
-from tests.payments.posts import until
-from tests.payments.webhooks.test_worker import OK, answering, parsed
+from tests.payments.delivery_setup import until
+from tests.payments.webhooks.test_worker import OK, parse, start_answering
 from tests.webhooks.listeners import listening
 
 pytestmark = pytest.mark.slow  # a real server
@@ -200,7 +200,7 @@ def test_an_event_arrives_and_stripes_library_believes_it(server: Server) -> Non
         made = server.endpoint(there.url)
         customer = server.client.v1.customers.create({"name": "Ada"})
         until(lambda: len(there.requests) == 1, wait)
-        headers, body = parsed(there.requests[0])
+        headers, body = parse(there.requests[0])
         event = stripe.Webhook.construct_event(body, headers["stripe-signature"], made.secret)
         assert (event.type, event.data.object["id"]) == ("customer.created", customer.id)
 
@@ -212,7 +212,7 @@ def test_an_event_arrives_and_stripes_library_believes_it(server: Server) -> Non
         told = _post(server, f"/v1/events/{event.id}/retry", webhook_endpoint=made.id)
         assert told["id"] == event.id
         until(lambda: len(there.requests) == 2, wait)
-        headers, body = parsed(there.requests[1])
+        headers, body = parse(there.requests[1])
         for secret in (made.secret, rolled["secret"]):
             replay_body = stripe.Webhook.construct_event(body, headers["stripe-signature"], secret)
             assert replay_body.id == event.id
@@ -234,14 +234,14 @@ def test_a_secret_that_is_replaced_twice_signs_as_long_as_was_said(server: Serve
         old = [made.secret, *(_post(server, path)["secret"] for _ in range(2))]
         server.client.v1.customers.create({"name": "Ada"})
         until(lambda: len(there.requests) == 1, wait)
-        headers, body = parsed(there.requests[0])
+        headers, body = parse(there.requests[0])
         for secret in old:
             assert stripe.Webhook.construct_event(body, headers["stripe-signature"], secret)
 
         newest = _post(server, path, overlap_s=0)["secret"]
         server.client.v1.customers.create({"name": "Eva"})
         until(lambda: len(there.requests) == 2, wait)
-        headers, body = parsed(there.requests[1])
+        headers, body = parse(there.requests[1])
         assert stripe.Webhook.construct_event(body, headers["stripe-signature"], newest)
         for secret in old:
             with pytest.raises(stripe.SignatureVerificationError):
@@ -249,7 +249,7 @@ def test_a_secret_that_is_replaced_twice_signs_as_long_as_was_said(server: Serve
 
 
 def test_failures_are_in_the_log(server: Server) -> None:
-    with listening(answering("500 Oh", body="broken")) as there:
+    with listening(start_answering("500 Oh", body="broken")) as there:
         made = server.endpoint(there.url)
         server.client.v1.customers.create({"name": "Ada"})
         path = f"/v1/webhook_endpoints/{made.id}/deliveries"

@@ -14,18 +14,18 @@ import pytest
 
 from payments.demo.supervisor import Plan, SupervisedProcess, welcome_text
 from payments.network import Network
-from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
+from tests.payments.run_command import WAIT_S_MAX, RunCommand, children_of, is_gone, until
 from tests.servers.process import free_port
 
 pytestmark = pytest.mark.timeout(300)  # several starts of several processes, on a busy machine
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    started: list[Running] = []
+def run(tmp_path: Path) -> Iterator[Callable[..., RunCommand]]:
+    started: list[RunCommand] = []
 
-    def start(*words: str) -> Running:
-        started.append(Running(tmp_path, *words))
+    def start(*words: str) -> RunCommand:
+        started.append(RunCommand(tmp_path, *words))
         return started[-1]
 
     yield start
@@ -34,9 +34,9 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.mark.slow
-def test_it_runs_is_looked_after_and_ends_in_order(run: Callable[..., Running]) -> None:
+def test_it_runs_is_looked_after_and_ends_in_order(run: Callable[..., RunCommand]) -> None:
     running = run()
-    said = running.said()
+    said = running.output_text()
     assert running.answers(), said
     assert f"http://127.0.0.1:{running.port}/" in said
     assert "sk_test_local" in said
@@ -56,7 +56,7 @@ def test_it_runs_is_looked_after_and_ends_in_order(run: Callable[..., Running]) 
     until(running.answers, "all to be well again")
     second = children_of(running.process.pid)
     assert not set(first.values()) & set(second.values())
-    assert "the card network ended with status 70" in running.said()
+    assert "the card network ended with status 70" in running.output_text()
 
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(WAIT_S_MAX) == 0
@@ -65,7 +65,7 @@ def test_it_runs_is_looked_after_and_ends_in_order(run: Callable[..., Running]) 
 
 
 @pytest.mark.slow
-def test_p12_its_files_are_for_their_owner_alone(run: Callable[..., Running]) -> None:
+def test_p12_its_files_are_for_their_owner_alone(run: Callable[..., RunCommand]) -> None:
     running = run("--traffic")
     httpx2.get(f"http://127.0.0.1:{running.port}/demo/faults", trust_env=False).raise_for_status()
     made = {"payments.db", "network.db", "listener.db", "api.log", "network.log", "shoppers.log"}
@@ -76,7 +76,7 @@ def test_p12_its_files_are_for_their_owner_alone(run: Callable[..., Running]) ->
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of a parent's death")
-def test_nobody_is_left_behind_by_a_kill(run: Callable[..., Running]) -> None:
+def test_nobody_is_left_behind_by_a_kill(run: Callable[..., RunCommand]) -> None:
     running = run()
     family = children_of(running.process.pid)
     running.process.kill()

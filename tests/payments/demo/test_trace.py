@@ -11,7 +11,7 @@ import pytest
 from payments.access.accounts import Accounts
 from payments.demo import trace as watch
 from payments.demo.trace import TraceLog
-from tests.payments.api_client import Api, serving
+from tests.payments.api_client import Api, start_api
 
 CHARGE = {"amount": 500, "currency": "eur", "source": "tok_visa"}
 
@@ -49,7 +49,7 @@ def noticing(monkeypatch: pytest.MonkeyPatch) -> list[TraceLog]:
 
 @pytest.fixture
 def api(tmp_path_factory: pytest.TempPathFactory, noticing: list[TraceLog]) -> Any:
-    with serving(tmp_path_factory.mktemp("watched")) as api:
+    with start_api(tmp_path_factory.mktemp("watched")) as api:
         yield api
 
 
@@ -162,7 +162,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_watches_where_the_local_key_does_not_work(
     tmp_path_factory: pytest.TempPathFactory, noticing: list[TraceLog]
 ) -> None:
-    with serving(tmp_path_factory.mktemp("unwatched"), demo=False) as api:
+    with start_api(tmp_path_factory.mktemp("unwatched"), demo=False) as api:
         api.post("charges", CHARGE, key="k1")
         assert not noticing
         assert api.client.get("/demo/tally").status_code == 404

@@ -37,7 +37,7 @@ FORM = "application/x-www-form-urlencoded"
 CARDS = (*["visa"] * 8, "chargeDeclined", "chargeDeclinedInsufficientFunds")
 
 Form = dict[str, str]
-Told = tuple[int, dict[str, Any]]
+Response = tuple[int, dict[str, Any]]
 
 
 class Buyers:
@@ -59,7 +59,7 @@ class Buyers:
             profile="stripe",
             retries=RETRIES,
             budget=BUDGET,
-            hooks=[self._attempted],
+            hooks=[self._count_attempt],
             **options,
         )
 
@@ -67,7 +67,7 @@ class Buyers:
         self.counts[what] += 1
         print(json.dumps({"what": what, **facts}), flush=True)  # noqa: T201
 
-    def _attempted(self, event: Any) -> None:
+    def _count_attempt(self, event: Any) -> None:
         if isinstance(event, Attempted):
             self.counts["requests"] += 1
             self.counts["replays"] += bool(event.replayed)
@@ -100,7 +100,7 @@ class Buyer:
 
     # ------------------------------------------------------------------------------- asking
 
-    async def _post(self, path: str, form: Form, name: str, *, clicks: int = 1) -> Told:
+    async def _post(self, path: str, form: Form, name: str, *, clicks: int = 1) -> Response:
         """Ask until there is an answer; with several clicks, all of them at once, by one key."""
         key = f"{self._name} {self._purchases} {name}"
         answers = await asyncio.gather(
@@ -110,8 +110,8 @@ class Buyer:
             self._all.tell("wrong", why=f"one key, several answers: {key}", answers=answers)
         return answers[0]
 
-    async def _ask(self, path: str, form: Form, key: str, patience_s: float | None) -> Told:
-        said: dict[str, Any] = {
+    async def _ask(self, path: str, form: Form, key: str, patience_s: float | None) -> Response:
+        options: dict[str, Any] = {
             "url": f"/v1/{path}",
             "content": urlencode(form),
             "headers": {"Content-Type": FORM, "Idempotency-Key": key.replace(" ", "-")},
@@ -119,11 +119,11 @@ class Buyer:
         if patience_s is not None:
             self._all.counts["left without an answer"] += 1
             with contextlib.suppress(httpx2.TransportError):
-                await self._all.careless.post(**said, timeout=patience_s)
+                await self._all.careless.post(**options, timeout=patience_s)
                 self._all.counts["left without an answer"] -= 1
         while True:
             try:
-                answer = await self._all.api.post(**said)
+                answer = await self._all.api.post(**options)
             except httpx2.TransportError:
                 continue
             if answer.status_code not in (409, 429) and answer.status_code < 500:
@@ -146,7 +146,7 @@ class Buyer:
         if status == 200:
             self._all.tell("charged", charge=charge["id"], amount=charge["amount"])
             if self._random.random() < 0.3:
-                await self._money_back(charge["id"])
+                await self._refund_twice(charge["id"])
 
     async def _intent(self) -> None:
         """An intent that is confirmed in two tabs at once, each with a key of its own."""
@@ -162,7 +162,7 @@ class Buyer:
         for body in paid:
             self._all.tell("charged", charge=body["latest_charge"], amount=body["amount"])
 
-    async def _held(self) -> None:
+    async def _capture_or_cancel(self) -> None:
         """An intent that is captured and cancelled at the same moment: one of them wins."""
         form = self._want() | {"payment_method": "pm_card_visa", "confirm": "true"}
         form["capture_method"] = "manual"
@@ -183,7 +183,7 @@ class Buyer:
         if cancelled == 200:
             self._all.tell("cancelled", charge=intent["latest_charge"])
 
-    async def _money_back(self, charge: str) -> None:
+    async def _refund_twice(self, charge: str) -> None:
         """Two people ask for the whole refund, each with a key of their own: one gets it."""
         asked = await asyncio.gather(
             *(self._post("refunds", {"charge": charge}, f"refund {who}") for who in range(2))
@@ -198,7 +198,7 @@ class Buyer:
         return self._random.choice((1, 1, 2, 3))
 
 
-HABITS = (Buyer._charge, Buyer._charge, Buyer._intent, Buyer._held)
+HABITS = (Buyer._charge, Buyer._charge, Buyer._intent, Buyer._capture_or_cancel)
 
 
 async def run(url: str, seed: str, count: int) -> None:

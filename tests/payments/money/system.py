@@ -22,7 +22,7 @@ from payments.access.accounts import LOCAL_KEY
 from payments.demo.child_process import ChildProcess
 from payments.network import FAULTS, Network, NetworkDown
 from tests.payments.card_network import CardNetwork
-from tests.payments.serving import until
+from tests.payments.serve_command import until
 from tests.servers.process import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -114,7 +114,7 @@ class System:
                 found.append(int(stat.parent.name))
         return found
 
-    def booked(self) -> Counter[str]:
+    def count_bookings(self) -> Counter[str]:
         """How often the receiver has booked each event, as its own file has it."""
         with closing(sqlite3.connect(self.folder / "bookings.db")) as file:
             return Counter(event for (event,) in file.execute("SELECT event FROM bookings"))

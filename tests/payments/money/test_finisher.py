@@ -61,12 +61,12 @@ def test_a_decline_is_finished_too(fresh: Api, finisher: Finisher) -> None:
 
 
 def test_captures_voids_and_refunds_are_finished(fresh: Api, finisher: Finisher) -> None:
-    captured = fresh.charged(2000, capture="false")["id"]
+    captured = fresh.charge(2000, capture="false")["id"]
     said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
     said |= {"confirm": "true", "capture_method": "manual"}
-    voided = fresh.made("payment_intents", said)["id"]
-    refunded = fresh.charged(700)["id"]
-    released = fresh.charged(800, capture="false")["id"]
+    voided = fresh.create("payment_intents", said)["id"]
+    refunded = fresh.charge(700)["id"]
+    released = fresh.charge(800, capture="false")["id"]
     fresh.network.down = 4
     assert fresh.post("refunds", {"charge": released}).status_code == 503
     assert fresh.post(f"charges/{captured}/capture", {"amount": 1900}).status_code == 503

@@ -27,9 +27,15 @@ from payments.storage.database import Database
 from payments.storage.tables import deliveries
 from payments.webhooks.senders import Senders
 from payments.webhooks.worker import DeliveryWorker, WorkerSettings
-from tests.payments.money.books import Told, check_events, check_money, counted, unfinished
+from tests.payments.money.book_checks import (
+    Told,
+    check_events,
+    check_money,
+    count_unfinished,
+    count_work,
+)
 from tests.payments.money.system import Killer, System, read_told
-from tests.payments.serving import until
+from tests.payments.serve_command import until
 
 FINISH_S_MAX = 300.0
 ROUNDS_MAX = 20
@@ -80,15 +86,15 @@ def run(plan: Plan, folder: Path, database_url: str, redis_url: str) -> None:
     ):
         killer = Killer(system, plan.seed)
         told = shop(system, killer, plan)
-        until(lambda: unfinished(database) == 0, "what was begun to be finished")
+        until(lambda: count_unfinished(database) == 0, "what was begun to be finished")
         assert system.end_api() == 0, system.log("api")
         deliver_the_rest(database, settings)
         forget_some(database)
         deliver_the_rest(database, settings)
         book = list(read_file(system.network.file))
-        print(f"\n{plan}: killed {dict(killer.done)}: {counted(database, book, told)}")  # noqa: T201
+        print(f"\n{plan}: killed {dict(killer.done)}: {count_work(database, book, told)}")  # noqa: T201
         check_money(database, book, told)
-        check_events(database, system.booked())
+        check_events(database, system.count_bookings())
 
 
 def shop(system: System, killer: Killer, plan: Plan) -> Told:
@@ -114,7 +120,7 @@ def shop(system: System, killer: Killer, plan: Plan) -> Told:
 def deliver_the_rest(database: Database, settings: Settings) -> None:
     """All who could be sending have ended, so no lease is worth waiting for, and no pause."""
     pending = deliveries.c.status == "pending"
-    courier = DeliveryWorker(
+    worker = DeliveryWorker(
         database, Senders(settings), pace=WorkerSettings(per_endpoint_max=8, poll_s=0.05)
     )
     for _ in range(ROUNDS_MAX):
@@ -122,7 +128,7 @@ def deliver_the_rest(database: Database, settings: Settings) -> None:
             left = connection.execute(deliveries.update().where(pending).values(due=clock.wall()))
         if left.rowcount == 0:
             return
-        courier.drain()
+        worker.drain()
     raise AssertionError("some deliveries fail again and again")
 
 

@@ -49,29 +49,29 @@ def test_a_key_that_is_used_anew_after_days_is_a_new_charge(fresh: Api) -> None:
 
 
 def test_what_the_network_never_captures_is_told_and_is_as_before(fresh: Api) -> None:
-    held = fresh.charged(2000, capture="false")["id"]
+    held = fresh.charge(2000, capture="false")["id"]
     forget(fresh, held)
     first = fresh.post(f"charges/{held}/capture", {}, "capture")
     assert (first.status_code, first.json()["error"]["code"]) == (400, "processing_error")
     assert fresh.post(f"charges/{held}/capture", {}, "capture").content == first.content
     assert fresh.get(f"charges/{held}").json()["captured"] is False
-    released = fresh.made("refunds", {"charge": held})  # nobody holds the charge any more
+    released = fresh.create("refunds", {"charge": held})  # nobody holds the charge any more
     assert released["status"] == "failed"
     assert fresh.events("refund.failed")[0]["data"]["object"] == released
 
 
 def test_an_intent_that_the_network_never_voids_stays_capturable(fresh: Api) -> None:
     said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
-    held = fresh.made("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
+    held = fresh.create("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
     forget(fresh, held["latest_charge"])
     why = {"cancellation_reason": "duplicate"}
-    refused = fresh.refused(f"payment_intents/{held['id']}/cancel", why)
+    refused = fresh.post_refused(f"payment_intents/{held['id']}/cancel", why)
     assert refused["code"] == "processing_error"
     assert fresh.get(f"payment_intents/{held['id']}").json() == held
 
 
 def test_what_is_refused_does_not_keep_the_others_unfinished(fresh: Api) -> None:
-    held = fresh.charged(2000, capture="false")["id"]
+    held = fresh.charge(2000, capture="false")["id"]
     fresh.network.down = 2
     assert fresh.post(f"charges/{held}/capture", {}, "capture").status_code == 503
     assert fresh.post("charges", CHARGE, "lost").status_code == 503
@@ -104,11 +104,11 @@ def test_a_row_that_cannot_be_finished_does_not_keep_the_others_from_it(
 
 def test_a_capture_that_meets_another_one_is_not_decided_by_it(fresh: Api) -> None:
     """How the other one ends is not known yet: nothing is kept, the same key may ask again."""
-    held = fresh.charged(2000, capture="false")["id"]
+    held = fresh.charge(2000, capture="false")["id"]
     together = Together()
-    with fresh.network.held_up():
+    with fresh.network.hold_up():
         together.start(fresh.post, f"charges/{held}/capture", {}, "first")
-        fresh.network.until_asked()
+        fresh.network.wait_until_called()
         busy = fresh.post(f"charges/{held}/capture", {}, "second")
         assert (busy.status_code, busy.json()["error"]["code"]) == (429, "lock_timeout")
     assert together.statuses() == [200]
@@ -123,7 +123,7 @@ def test_amounts_are_what_card_networks_take(api: Api, currency: str, step: int)
     """Three decimals are spoken of, two are charged; and there are crowns, but no parts of one."""
 
     def refused(path: str, said: dict[str, Any], param: str) -> None:
-        error = api.refused(path, said)
+        error = api.post_refused(path, said)
         assert (error["param"], error["code"]) == (param, "invalid_charge_amount")
         assert str(step) in error["message"]
 
@@ -131,19 +131,19 @@ def test_amounts_are_what_card_networks_take(api: Api, currency: str, step: int)
     odd = price | {"amount": 5 * step + 1}
     refused("charges", odd | {"source": "tok_visa"}, "amount")
     refused("payment_intents", odd, "amount")
-    intent = api.made("payment_intents", price | {"payment_method": "pm_card_visa"})
+    intent = api.create("payment_intents", price | {"payment_method": "pm_card_visa"})
     refused(f"payment_intents/{intent['id']}", {"amount": odd["amount"]}, "amount")
-    dollars = api.made("payment_intents", {"amount": odd["amount"] + 50, "currency": "usd"})
+    dollars = api.create("payment_intents", {"amount": odd["amount"] + 50, "currency": "usd"})
     refused(f"payment_intents/{dollars['id']}", {"currency": currency}, "amount")
 
-    held = api.charged(5 * step, currency=currency, capture="false")
+    held = api.charge(5 * step, currency=currency, capture="false")
     refused(f"charges/{held['id']}/capture", {"amount": step + 1}, "amount")
-    taken = api.made(f"charges/{held['id']}/capture", {"amount": 4 * step})
+    taken = api.create(f"charges/{held['id']}/capture", {"amount": 4 * step})
     assert taken["amount_captured"] == 4 * step
     refused("refunds", {"charge": held["id"], "amount": step - 1}, "amount")
-    assert api.made("refunds", {"charge": held["id"], "amount": step})["amount"] == step
+    assert api.create("refunds", {"charge": held["id"], "amount": step})["amount"] == step
     manual = {"payment_method": "pm_card_visa", "confirm": "true", "capture_method": "manual"}
-    held = api.made("payment_intents", price | manual)
+    held = api.create("payment_intents", price | manual)
     path = f"payment_intents/{held['id']}/capture"
     refused(path, {"amount_to_capture": step + 1}, "amount_to_capture")
-    assert api.made(path)["amount_received"] == 5 * step
+    assert api.create(path)["amount_received"] == 5 * step

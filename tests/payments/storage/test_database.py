@@ -15,8 +15,8 @@ from payments.settings import Settings
 from payments.storage import ids
 from payments.storage.database import Database
 from payments.storage.tables import deliveries, events, metadata, tokens
-from tests.payments.api_client import serving
-from tests.payments.serving import until
+from tests.payments.api_client import start_api
+from tests.payments.serve_command import until
 
 pytestmark = pytest.mark.slow
 
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.slow
 def test_all_that_is_embedded_is_in_its_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    with serving(folder) as api:
-        charge = api.charged(900)
-        api.made("customers", {"name": "in one transaction with its record"})
+    with start_api(folder) as api:
+        charge = api.charge(900)
+        api.create("customers", {"name": "in one transaction with its record"})
         with closing(sqlite3.connect(folder / "network.db")) as book:
             api.network.file.backup(book)
         lines = list(read_file(folder / "network.db"))

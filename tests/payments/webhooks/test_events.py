@@ -17,7 +17,7 @@ def test_an_event_names_the_request_that_caused_it(api: Api) -> None:
         "idempotency_key": "event-1",
     }
     assert event["pending_webhooks"] == 0
-    api.charged()
+    api.charge()
     assert api.events("charge.succeeded")[0]["request"]["idempotency_key"] is None
     assert api.get(f"events/{event['id']}").json() == event
     assert api.get("events/evt_nobody").status_code == 404
@@ -39,15 +39,15 @@ def test_a_replay_causes_no_event(api: Api) -> None:
 
 
 def test_events_are_listed_by_their_types(api: Api) -> None:
-    api.made("customers")
-    api.charged()
+    api.create("customers")
+    api.charge()
     kinds = {"types[0]": "customer.created", "types[1]": "charge.succeeded"}
     found = api.get("events", limit=100, **kinds).json()["data"]
     assert {each["type"] for each in found} == {"customer.created", "charge.succeeded"}
 
 
 def test_a_star_stands_for_all_types_that_begin_so(api: Api) -> None:
-    api.charged()
+    api.charge()
     found = api.get("events", limit=100, type="charge.*").json()["data"]
     assert {"charge.pending", "charge.succeeded"} <= {each["type"] for each in found}
     assert all(each["type"].startswith("charge.") for each in found)
@@ -62,11 +62,11 @@ def test_an_endpoint_wants_all_or_what_it_names() -> None:
 
 def test_every_change_of_state_is_told(api: Api) -> None:
     said = {"amount": 700, "currency": "eur", "capture_method": "manual"}
-    intent = api.made("payment_intents", said)["id"]
-    api.made(f"payment_intents/{intent}", {"payment_method": "pm_card_visa"})
-    charge = api.made(f"payment_intents/{intent}/confirm")["latest_charge"]
-    api.made(f"payment_intents/{intent}/capture")
-    refund = api.made("refunds", {"charge": charge})["id"]
+    intent = api.create("payment_intents", said)["id"]
+    api.create(f"payment_intents/{intent}", {"payment_method": "pm_card_visa"})
+    charge = api.create(f"payment_intents/{intent}/confirm")["latest_charge"]
+    api.create(f"payment_intents/{intent}/capture")
+    refund = api.create("refunds", {"charge": charge})["id"]
     told = api.get("events", limit=100).json()["data"]
     mine = [
         each for each in reversed(told) if each["data"]["object"]["id"] in (intent, charge, refund)

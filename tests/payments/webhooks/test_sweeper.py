@@ -16,9 +16,9 @@ from payments.storage.tables import delivery_attempts
 from payments.storage.tables import events as event_rows
 from payments.webhooks import deliveries, sweeper
 from payments.webhooks.sweeper import EventSweeper
-from tests.payments.api_client import serving
-from tests.payments.posts import Post, post, post_on
-from tests.payments.serving import until
+from tests.payments.api_client import start_api
+from tests.payments.delivery_setup import DeliverySetup, delivery_setup, post
+from tests.payments.serve_command import until
 
 __all__ = ["post"]
 pytestmark = pytest.mark.slow
@@ -29,12 +29,12 @@ URL = "https://hooks.example.com/"
 
 
 @pytest.fixture
-def on_postgres(postgres_url: str, tmp_path: Path) -> Iterator[Post]:
-    with post_on(postgres_url, tmp_path) as made:
+def on_postgres(postgres_url: str, tmp_path: Path) -> Iterator[DeliverySetup]:
+    with delivery_setup(postgres_url, tmp_path) as made:
         yield made
 
 
-def told(post: Post, age_s: float, status: str) -> str:
+def told(post: DeliverySetup, age_s: float, status: str) -> str:
     """An event of this age, one delivery of it that stands so, and one attempt."""
     event, created = post.event(), int(clock.wall() - age_s)
     with post.database.begin() as connection:
@@ -49,7 +49,7 @@ def told(post: Post, age_s: float, status: str) -> str:
     return event
 
 
-def kept(post: Post) -> dict[str, Any]:
+def kept(post: DeliverySetup) -> dict[str, Any]:
     return {
         "events": {row.id for row in post.events()},
         "deliveries": {row.event for row in post.deliveries()},
@@ -58,7 +58,7 @@ def kept(post: Post) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("status", ["delivered", "failed", "canceled"])
-def test_what_is_old_goes_and_what_is_younger_stays(post: Post, status: str) -> None:
+def test_what_is_old_goes_and_what_is_younger_stays(post: DeliverySetup, status: str) -> None:
     post.endpoint(URL)
     for days in (31, 300):
         told(post, days * DAY_S, status)
@@ -69,7 +69,7 @@ def test_what_is_old_goes_and_what_is_younger_stays(post: Post, status: str) -> 
     assert kept(post) == {"events": young, "deliveries": young, "attempts": 2}
 
 
-def test_an_event_that_nobody_wanted_goes_too(post: Post) -> None:
+def test_an_event_that_nobody_wanted_goes_too(post: DeliverySetup) -> None:
     event = post.event()
     with post.database.begin() as connection:
         connection.execute(event_rows.update().where(event_rows.c.id == event).values(created=1))
@@ -79,7 +79,7 @@ def test_an_event_that_nobody_wanted_goes_too(post: Post) -> None:
     assert post.events() == []
 
 
-def test_what_waits_to_be_delivered_stays_and_so_does_its_event(post: Post) -> None:
+def test_what_waits_to_be_delivered_stays_and_so_does_its_event(post: DeliverySetup) -> None:
     """Nobody sent it for a month: at least once is at least once."""
     post.endpoint(URL)
     waits = {told(post, 60 * DAY_S, "pending")}
@@ -89,7 +89,9 @@ def test_what_waits_to_be_delivered_stays_and_so_does_its_event(post: Post) -> N
     assert kept(post) == {"events": waits, "deliveries": waits, "attempts": 0}
 
 
-def test_it_goes_in_small_transactions(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_goes_in_small_transactions(
+    post: DeliverySetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sweeper, "ROWS_MAX", 2)
     post.endpoint(URL)
     for _ in range(5):
@@ -107,7 +109,7 @@ def test_it_goes_in_small_transactions(post: Post, monkeypatch: pytest.MonkeyPat
     assert kept(post) == {"events": set(), "deliveries": set(), "attempts": 0}
 
 
-def test_one_that_is_told_to_stop_leaves_the_rest(post: Post) -> None:
+def test_one_that_is_told_to_stop_leaves_the_rest(post: DeliverySetup) -> None:
     post.endpoint(URL)
     old = {told(post, 31 * DAY_S, "delivered")}
     stopped = EventSweeper(post.database, KEPT_S)
@@ -120,15 +122,15 @@ def test_one_that_is_told_to_stop_leaves_the_rest(post: Post) -> None:
 
 def test_a_server_sweeps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EventSweeper, "every_s", 0.01)
-    with serving(tmp_path) as api:
-        api.made("customers")
+    with start_api(tmp_path) as api:
+        api.create("customers")
         assert api.count("events") == 1
         with api.database.begin() as connection:
             connection.execute(event_rows.update().values(created=1))
         until(lambda: api.count("events") == 0, "the event to be removed")
 
 
-def test_an_event_that_is_being_sent_again_stays(on_postgres: Post) -> None:
+def test_an_event_that_is_being_sent_again_stays(on_postgres: DeliverySetup) -> None:
     """Whoever sends it again has locked it: no delivery is left without its event."""
     post = on_postgres
     post.endpoint(URL)

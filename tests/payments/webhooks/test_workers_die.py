@@ -19,7 +19,7 @@ from examples import webhook_receiver
 from oncekey.webhooks import Schedule, new_secret
 from payments.storage.tables import deliveries
 from tests.acceptance.serve import serving
-from tests.payments.posts import Post, post
+from tests.payments.delivery_setup import DeliverySetup, post
 
 __all__ = ["post"]
 
@@ -60,12 +60,12 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
         yield made
 
 
-def endpoint(post: Post, receiver: Receiver) -> None:
+def endpoint(post: DeliverySetup, receiver: Receiver) -> None:
     secrets = [{"secret": receiver.secret, "until": None}]
     post.endpoint(f"{receiver.url}/webhooks", secrets=secrets)
 
 
-def work(post: Post, *deaths: tuple[str, int]) -> list[int]:
+def work(post: DeliverySetup, *deaths: tuple[str, int]) -> list[int]:
     """Couriers at once, each until its death or until nothing is due."""
     settings = post.settings
     given = (str(settings.data), settings.database, str(LEASE_S))
@@ -82,7 +82,7 @@ def work(post: Post, *deaths: tuple[str, int]) -> list[int]:
             process.wait()
 
 
-def lapse(post: Post) -> None:
+def lapse(post: DeliverySetup) -> None:
     """The leases of the dead are over: their rows are due now. Signatures stay fresh meanwhile."""
     with post.database.begin() as connection:
         connection.execute(
@@ -90,16 +90,16 @@ def lapse(post: Post) -> None:
         )
 
 
-def test_killed_between_sending_and_recording(post: Post, receiver: Receiver) -> None:
+def test_killed_between_sending_and_recording(post: DeliverySetup, receiver: Receiver) -> None:
     endpoint(post, receiver)
     event = post.event()
     assert work(post, ("after_send", 1)) == [-9]
     assert receiver.booked() == receiver.arrived == [event]
     assert post.deliveries()[0].status == "pending"
-    assert post.courier().drain() == 0  # the lease of the dead worker still holds
+    assert post.worker().drain() == 0  # the lease of the dead worker still holds
 
     lapse(post)
-    assert post.courier().drain() == 1
+    assert post.worker().drain() == 1
     assert receiver.arrived == [event, event]
     assert receiver.booked() == [event]
     [delivery] = post.deliveries()
@@ -107,14 +107,16 @@ def test_killed_between_sending_and_recording(post: Post, receiver: Receiver) ->
     assert len(post.attempts()) == 1  # of the other nobody was left to tell
 
 
-def test_nothing_is_lost_and_each_event_is_booked_once(post: Post, receiver: Receiver) -> None:
+def test_nothing_is_lost_and_each_event_is_booked_once(
+    post: DeliverySetup, receiver: Receiver
+) -> None:
     endpoint(post, receiver)
     sent = sorted(post.event() for _ in range(EVENTS))
     for deaths in DEATHS:
         assert -9 in work(post, *deaths)
         lapse(post)
     while any(row.status == "pending" for row in post.deliveries()):
-        post.courier(schedule=Schedule()).drain()
+        post.worker(schedule=Schedule()).drain()
         lapse(post)  # also what the receiver put off while it handled another
     assert {row.status for row in post.deliveries()} == {"delivered"}
     assert sorted(set(receiver.arrived)) == receiver.booked() == sent

@@ -12,7 +12,7 @@ from payments.access.accounts import LOCAL, Accounts, digest
 from payments.demo.load.crowd import CROWD, rotate_crowd_key
 from payments.money import reconcile
 from tests.payments.api_client import Api
-from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
+from tests.payments.run_command import WAIT_S_MAX, RunCommand, children_of, is_gone, until
 
 COUNTS = re.compile(r"(\w+) (\d+)")
 
@@ -26,22 +26,22 @@ def parse_counts(said: str) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_crowd_that_misbehaves_is_charged_once_for_everything(tmp_path: Path) -> None:
-    running = Running(tmp_path, "--traffic")
+    running = RunCommand(tmp_path, "--traffic")
     try:
         until(lambda: "shopper" in children_of(running.process.pid), "shoppers")
         seen = ("purchases", "clicks", "requests", "charges", "replays", "refused", "kills")
         until(
-            lambda: all(parse_counts(running.said()).get(name) for name in seen),
+            lambda: all(parse_counts(running.output_text()).get(name) for name in seen),
             "all to be counted",
         )
         family = children_of(running.process.pid)
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(2 * WAIT_S_MAX) == 0, running.said()
+        assert running.process.wait(2 * WAIT_S_MAX) == 0, running.output_text()
         assert all(map(is_gone, family.values()))
     finally:
         running.close()
-    counts = parse_counts(running.said())
-    assert counts["differences"] == 0, running.said()
+    counts = parse_counts(running.output_text())
+    assert counts["differences"] == 0, running.output_text()
     assert counts["clicks"] > counts["purchases"], "nobody clicked twice"
     with closing(sqlite3.connect(running.data / "payments.db")) as rows:
         [[charged, wanted]] = rows.execute(

@@ -18,7 +18,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class PlannedBreak:
     """How the next request fails: `moment` says whether the API has carried it out by then."""
 
     moment: Literal["before", "after"]
@@ -29,11 +29,11 @@ class Break:
 
 
 @dataclass(slots=True)
-class Line:
+class FaultyProxy:
     """Listens on `port` in threads; a context manager."""
 
     to_port: int
-    breaks: list[Break] = field(default_factory=list)
+    breaks: list[PlannedBreak] = field(default_factory=list)
     """For the next requests, one each; afterwards all goes well."""
     statuses: list[int] = field(default_factory=list)
     """What the API answered."""

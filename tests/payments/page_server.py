@@ -16,7 +16,7 @@ from tests.servers.process import free_port
 WAIT_S_MAX = 30.0
 
 
-class Paging:
+class PageServer:
     """The application in a thread of this process, at `url`."""
 
     def __init__(self, data: Path) -> None:

@@ -26,7 +26,7 @@ from payments.webhooks.worker import DeliveryWorker, WorkerSettings
 PACE = WorkerSettings(schedule=Schedule(retries_s=(10.0, 100.0), spread=0.0), poll_s=0.05)
 
 
-class Post:
+class DeliverySetup:
     """What the tests of deliveries work with."""
 
     def __init__(self, settings: Settings) -> None:
@@ -35,7 +35,7 @@ class Post:
         self.database.create_tables()
         self.tenant = f"acct_{uuid.uuid4().hex}/test"
         self.ahead_s = 0.0
-        self._couriers: list[DeliveryWorker] = []
+        self._workers: list[DeliveryWorker] = []
         with self.database.begin() as connection:
             for table in (deliveries, delivery_attempts, event_rows):
                 connection.execute(table.delete())  # what other tests have left
@@ -43,23 +43,23 @@ class Post:
     def now(self) -> float:
         return clock.wall() + self.ahead_s
 
-    def courier(self, senders: Senders | None = None, **pace: Any) -> DeliveryWorker:
-        courier = DeliveryWorker(
+    def worker(self, senders: Senders | None = None, **pace: Any) -> DeliveryWorker:
+        worker = DeliveryWorker(
             self.database,
             senders or Senders(self.settings),
             pace=replace(PACE, **pace),
             now=self.now,
             chance=lambda: 0.0,
         )
-        self._couriers.append(courier)
-        return courier
+        self._workers.append(worker)
+        return worker
 
     def close(self) -> None:
         """No courier goes on, whatever became of its test: on a database that others share it would
         deliver what they wait for.
         """
-        for courier in self._couriers:
-            courier.stop()
+        for worker in self._workers:
+            worker.stop()
         self.database.close()
 
     def endpoint(self, url: str, *enabled: str, secrets: list[Any] | None = None) -> str:
@@ -108,17 +108,17 @@ class Post:
 
 
 @contextmanager
-def post_on(url: str, folder: Path) -> Iterator[Post]:
-    post = Post(Settings(data=folder, database_url=url, webhook_networks=LOOPBACK))
+def delivery_setup(url: str, folder: Path) -> Iterator[DeliverySetup]:
+    post = DeliverySetup(Settings(data=folder, database_url=url, webhook_networks=LOOPBACK))
     with closing(post):
         yield post
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def post(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Post]:
+def post(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeliverySetup]:
     """On each kind of database in turn."""
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
-    with post_on(url, tmp_path) as made:
+    with delivery_setup(url, tmp_path) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ def rows(database: Database, query: sa.Select[Any] | sa.TextClause) -> list[Any]
         return list(connection.execute(query))
 
 
-def unfinished(database: Database) -> int:
+def count_unfinished(database: Database) -> int:
     """How much waits for somebody to continue it: rows, and oncekey's records."""
     charge, refund = charges.c, refunds.c
     waits = sa.or_(charge.status == "pending", charge.settling.is_not(None))
@@ -74,15 +74,18 @@ def _check_once(database: Database, book: list[Transaction]) -> None:
     assert max(by_want.values()) == 1, by_want.most_common(5)
 
 
-def check_events(database: Database, booked: Counter[str]) -> None:
+def check_events(database: Database, bookings: Counter[str]) -> None:
     """Every event was delivered, and processed once."""
     written = [id_ for (id_,) in rows(database, sa.select(events.c.id))]
     states = Counter(state for (state,) in rows(database, sa.select(deliveries.c.status)))
     assert states == {"delivered": len(written)}, states
-    assert booked == Counter(written), (booked - Counter(written), Counter(written) - booked)
+    assert bookings == Counter(written), (
+        bookings - Counter(written),
+        Counter(written) - bookings,
+    )
 
 
-def counted(database: Database, book: list[Transaction], told: Told) -> dict[str, int]:
+def count_work(database: Database, book: list[Transaction], told: Told) -> dict[str, int]:
     """How much there was, to see that the test was no walk in the park."""
     [counts] = [each for each in told if each["what"] == "counts"]
     [[written]] = rows(database, sa.select(sa.func.count()).select_from(events))

@@ -44,7 +44,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-class Running:
+class RunCommand:
     """The command, with its output in a file."""
 
     def __init__(self, folder: Path, *words: str) -> None:
@@ -56,9 +56,12 @@ class Running:
         command += ["--port", str(self.port), "--network-port", str(self.network_port), *words]
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        until(lambda: "Ctrl-C" in self.said() or self.process.poll() is not None, "the greeting")
+        until(
+            lambda: "Ctrl-C" in self.output_text() or self.process.poll() is not None,
+            "the greeting",
+        )
 
-    def said(self) -> str:
+    def output_text(self) -> str:
         return self.output.read_text()
 
     @property

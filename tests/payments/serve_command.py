@@ -26,7 +26,7 @@ def until(true: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-class Serving:
+class ServeCommand:
     """`payments serve` as a child process."""
 
     def __init__(self, data: Path, *words: str, scheme: str = "http", trust: Any = True) -> None:
@@ -42,13 +42,13 @@ class Serving:
         self.client = httpx2.Client(
             base_url=self.url, trust_env=False, timeout=WAIT_S_MAX, verify=trust
         )
-        until(self.is_ready, f"an answer: {self.said()}")
+        until(self.is_ready, f"an answer: {self.output_text()}")
 
-    def said(self) -> str:
+    def output_text(self) -> str:
         return self.output.read_text()
 
     def is_ready(self) -> bool:
-        assert self.process.poll() is None, self.said()
+        assert self.process.poll() is None, self.output_text()
         try:
             return self.client.get("/healthz").status_code == 200
         except httpx2.TransportError:

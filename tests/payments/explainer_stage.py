@@ -77,7 +77,7 @@ class Stage:
                 "caption": caption,
                 "detail": detail,
                 "arrow": arrow or None,
-                "servers": {name: server.seen() for name, server in self.servers.items()},
+                "servers": {name: server.snapshot() for name, server in self.servers.items()},
                 "record": self._record(),
                 "charges": list(self.network.charges.values()),
                 "network_asked": self.network.asked,
@@ -86,17 +86,17 @@ class Stage:
         )
         self.events = []
 
-    def noticed(self, server: str, event: Event) -> None:
+    def record_event(self, server: str, event: Event) -> None:
         if isinstance(event, StoreAsked):
             return
         # What time it took is the real clock's, and not worth recording.
-        told = {
+        values = {
             field.name: getattr(event, field.name)
             for field in fields(event)
             if field.name not in ("operation", "key_hash", "named")
             and not field.name.endswith("_s")
         }
-        self.events.append({"server": server, "event": type(event).__name__, **told})
+        self.events.append({"server": server, "event": type(event).__name__, **values})
 
     def _record(self) -> dict[str, Any] | None:
         [found] = run(self.store.perform([Scan(10)]), self.store.connect().ask)
@@ -135,18 +135,18 @@ class Server:
                 schema_version=version,
                 upcasts=versions,
             ),
-            hooks=[lambda event: stage.noticed(name, event)],
+            hooks=[lambda event: stage.record_event(name, event)],
             recent_s=0.0,
         )
 
-    def seen(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         return {"state": self.state, "release": self.version}
 
     def stop_at(self, point: str) -> None:
         """Stand still when the handler comes to this point."""
         self._stops[point] = asyncio.Event(), asyncio.Event()
 
-    async def stopped(self, point: str) -> None:
+    async def wait_until_stopped(self, point: str) -> None:
         async with asyncio.timeout(WAIT_S_MAX):
             await self._stops[point][0].wait()
 

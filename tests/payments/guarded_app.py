@@ -25,7 +25,7 @@ def tenant_of(request: oncekey.Request) -> str | None:
     return account and str(account.tenant)
 
 
-class Gated:
+class GuardedApp:
     """An application that says whose request it ran, and how many it ran."""
 
     def __init__(self, data: Path, **settings: Any) -> None:
@@ -51,13 +51,13 @@ class Gated:
         await self.go_on.wait()
         self.runs.append(scope["path"])
         account = account_of(scope).tenant if scope["path"].startswith("/v1/") else None
-        told = {"account": account, "run": len(self.runs), "bytes": len(body)}
+        content = {"account": account, "run": len(self.runs), "bytes": len(body)}
         lines = [
             (b"content-type", b"application/json"),
             (b"request-id", scope["state"]["request_id"].encode()),
         ]
         await send({"type": "http.response.start", "status": self.status, "headers": lines})
-        await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+        await send({"type": "http.response.body", "body": json.dumps(content).encode()})
 
     async def ask(
         self,
@@ -75,13 +75,13 @@ class Gated:
         if method == "GET":
             body = b""
 
-        async def named(inner: Scope, receive: Any, send: Any) -> None:
+        async def app_with_host(inner: Scope, receive: Any, send: Any) -> None:
             others = [line for line in inner["headers"] if line[0] != b"host"]
             inner["headers"] = [(b"host", host.encode()), *others]
             await self.app(inner, receive, send)
 
         return await ask(
-            named,
+            app_with_host,
             idempotency_key,
             body,
             method=method,
