@@ -77,7 +77,7 @@ def take_steps(
 def _break(attempt: Attempt, begun: Take, *, caught: bool) -> None:
     """The step raises; a handler that catches it answers all the same."""
     try:
-        with attempt.steps.running(begun, undone=False):
+        with attempt.steps.run(begun, undone=False):
             raise Broke
     except Broke:
         if not caught:

@@ -72,7 +72,7 @@ def own_answer_though_refused() -> Parts:
     """A zombie's completion was refused; its client is told the zombie's answer all the same."""
 
     class Engine(Ownership):
-        def _superseded(self, attempt: Attempt, found: Record | None, call: Call) -> Any:
+        def _answer_as_superseded(self, attempt: Attempt, found: Record | None, call: Call) -> Any:
             yield from ()
             return Stored(attempt.retention_s)
 

@@ -42,7 +42,7 @@ def old_keys_run() -> Parts:
     """A key tells that it is older than memory, and nobody asks: what was done is done again."""
 
     class Engine(Admission):
-        def barred(self, call: Call, policy: Policy) -> Problem | None:
+        def refusal(self, call: Call, policy: Policy) -> Problem | None:
             return None
 
         def let_run(self, claimed: Execute, call: Call) -> Op[Execute | Replay | Refuse]:

@@ -99,7 +99,7 @@ def _guarded_async(
     @functools.wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
         read = calls.read(args, kwargs)
-        return _given(await operation.run(read, partial(function, *args, **kwargs)))
+        return _result_of(await operation.run(read, partial(function, *args, **kwargs)))
 
     return call
 
@@ -108,12 +108,12 @@ def _guarded_sync(function: Callable[P, R], operation: Operation, calls: Calls) 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         read = calls.read(args, kwargs)
-        return cast("R", _given(operation.run_sync(read, partial(function, *args, **kwargs))))
+        return cast("R", _result_of(operation.run_sync(read, partial(function, *args, **kwargs))))
 
     return call
 
 
-def _given(outcome: Outcome) -> Any:
+def _result_of(outcome: Outcome) -> Any:
     if isinstance(outcome, Declined):
         raise outcome.error()
     return outcome.result
@@ -152,7 +152,7 @@ class _Runner:
         return await asyncio.to_thread(self._operation.take_up_sync, orphan, call, work)
 
     def _reread(self, request: bytes) -> tuple[Call, Callable[[], Any]]:
-        args, kwargs = self._calls.kept(request)
+        args, kwargs = self._calls.decode_request(request)
         return self._calls.read(tuple(args), kwargs), partial(self._function, *args, **kwargs)
 
 

@@ -285,7 +285,7 @@ def test_a_renewal_after_a_take_over(service: Service) -> None:
     [refused] = StoreConnection(service.store).perform(
         [service.guard.ownership.renewal(late.attempt)]
     )
-    service.guard.ownership.renewed(late.attempt, refused, service.clock.monotonic())
+    service.guard.ownership.record_renewal(late.attempt, refused, service.clock.monotonic())
 
     assert service.tally.of(catalogue.LEASE_LOSSES, OPERATION, "taken-over") == 1
 

@@ -13,8 +13,8 @@ _KEYS = (
     Mutant(
         "an old key is claimed and given back",
         "_engine/guard.py",
-        "        barred = self.admission.barred(call, policy)\n        if barred is None:\n",
-        "        barred = self.admission.barred(call, policy)\n        if barred or not barred:\n",
+        "        barred = self.admission.refusal(call, policy)\n        if barred is None:\n",
+        "        barred = self.admission.refusal(call, policy)\n        if barred or not barred:\n",
         EXPIRY,
         "test_e67_p7_what_is_too_old_spends_nothing_and_writes_nothing",
     ),
@@ -212,8 +212,8 @@ _QUOTAS = (
     Mutant(
         "the bytes of answers are not counted",
         "_engine/ownership.py",
-        "            self._quotas.kept(attempt.tenant, ",
-        "            self._quotas.kept(attempt.key, ",
+        "            self._quotas.count_answer(attempt.tenant, ",
+        "            self._quotas.count_answer(attempt.key, ",
         QUOTAS,
         "test_e49_no_more_bytes_than_the_quota_allows",
     ),

@@ -42,7 +42,7 @@ class Admission:
         self.notices = notices
         self._quotas = quotas
 
-    def heed(self, claim: Claim, *, runs: bool, heard_of: bool = False) -> Op[None]:
+    def check_notice(self, claim: Claim, *, runs: bool, heard_of: bool = False) -> Op[None]:
         """Look at the store's notice, if it is time to; `runs` who may not go on without.
 
         It bars only from running. While a database is down, a store may have answers elsewhere: who
@@ -53,16 +53,16 @@ class Admission:
             return
         try:
             found = yield from self._calls.ask(LOOK, claim, heard_of=heard_of)
-            notices.seen(found, self._clock.monotonic())
+            notices.record_look(found, self._clock.monotonic())
         except StoreUnavailable:
-            notices.unseen(missed=True)
+            notices.record_miss(missed=True)
             if runs or not notices.missed:
                 raise
         except BaseException:  # also of one whose client has gone
-            notices.unseen()
+            notices.record_miss()
             raise
 
-    def barred(self, call: Call, policy: Policy) -> Problem | None:
+    def refusal(self, call: Call, policy: Policy) -> Problem | None:
         """Why a key of which nothing is known does not run; None if it may."""
         if policy.key_age_s_max is not None:
             old = check_key_age(call.key, call.first_sent, self._clock.wall(), policy)
@@ -75,7 +75,7 @@ class Admission:
         attempt = claimed.attempt
         old = self._too_old(attempt, call)
         # Given back under `ask`, it would run unasked where a clock is behind.
-        if self._forgotten(call) or (old is not None and attempt.asks):
+        if self._may_have_run(call) or (old is not None and attempt.asks):
             return (yield from self._ownership.give_up(attempt, call))
         if old is not None:
             yield from self._ownership.abandon(attempt, no_effect=True)
@@ -84,11 +84,11 @@ class Admission:
 
     def must_not_run(self, attempt: Attempt, call: Call) -> bool:
         """The same of what no client comes back for."""
-        return self._forgotten(call) or self._too_old(attempt, call) is not None
+        return self._may_have_run(call) or self._too_old(attempt, call) is not None
 
-    def _forgotten(self, call: Call) -> bool:
+    def _may_have_run(self, call: Call) -> bool:
         """Whether it may have run before the store lost its memory: then it must not run now."""
-        return self.notices is not None and self.notices.forgotten(call)
+        return self.notices is not None and self.notices.may_have_forgotten(call)
 
     def _too_old(self, attempt: Attempt, call: Call) -> Problem | None:
         """Whether memory did not reach back to the making of the key when its record began: the

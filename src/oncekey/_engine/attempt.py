@@ -257,7 +257,7 @@ class Attempt:
         )
         if isinstance(begun, Kept):
             return begun.result
-        with steps.running(begun, undone=within is not None):
+        with steps.run(begun, undone=within is not None):
             result = work()
             if inspect.isawaitable(result):
                 result = await result
@@ -270,8 +270,8 @@ class Attempt:
         verb = steps.end_with(begun, result)
         [outcome] = await transactions.aperform(ports.store, within, [verb])
         if isinstance(outcome, Refused):
-            raise steps.refused(ports.ownership, name)
-        return steps.ended(verb.step.result)
+            raise steps.report_loss(ports.ownership, name)
+        return steps.end_step(verb.step.result)
 
     def step_sync(
         self,
@@ -293,7 +293,7 @@ class Attempt:
         if isinstance(begun, Kept):
             kept: T = begun.result
             return kept
-        with steps.running(begun, undone=within is not None):
+        with steps.run(begun, undone=within is not None):
             result = not_awaitable(function(*args, **kwargs))
         if within is None or not self.protected:
             kept = ports.drive_sync(steps.end(ports.ownership, begun, result))
@@ -301,8 +301,8 @@ class Attempt:
         verb = steps.end_with(begun, result)
         [outcome] = transactions.perform(ports.store, within, [verb])
         if isinstance(outcome, Refused):
-            raise steps.refused(ports.ownership, name)
-        kept = steps.ended(verb.step.result)
+            raise steps.report_loss(ports.ownership, name)
+        kept = steps.end_step(verb.step.result)
         return kept
 
     @property
@@ -342,9 +342,9 @@ class Attempt:
         if not self.protected:
             await transactions.awrite(self._reach().store, transaction, self.held.token)
             return answer_of(status, body, headers)
-        ports, answer, completion = self._completing(status, body, headers)
+        ports, answer, completion = self._prepare_completion(status, body, headers)
         [outcome] = await transactions.aperform(ports.store, transaction, [completion])
-        return self._completed(ports, answer, outcome)
+        return self._finish_completion(ports, answer, outcome)
 
     def complete_in_sync(
         self, transaction: Any, status: int, body: Any = b"", headers: Headers = ()
@@ -353,18 +353,20 @@ class Attempt:
         if not self.protected:
             transactions.write(self._reach().store, transaction, self.held.token)
             return answer_of(status, body, headers)
-        ports, answer, completion = self._completing(status, body, headers)
+        ports, answer, completion = self._prepare_completion(status, body, headers)
         [outcome] = transactions.perform(ports.store, transaction, [completion])
-        return self._completed(ports, answer, outcome)
+        return self._finish_completion(ports, answer, outcome)
 
-    def _completing(self, status: int, body: Any, headers: Headers) -> tuple[Ports, Answer, Swap]:
+    def _prepare_completion(
+        self, status: int, body: Any, headers: Headers
+    ) -> tuple[Ports, Answer, Swap]:
         ports, answer = self._reach(), answer_of(status, body, headers)
         kept = kept_answer(answer, self.policy, ports.profile)
         self.ensure_owned()
         ports.heartbeat.drop(self)
         return ports, answer, ports.ownership.completion(self, kept)
 
-    def _completed(self, ports: Ports, answer: Answer, outcome: Any) -> Answer:
+    def _finish_completion(self, ports: Ports, answer: Answer, outcome: Any) -> Answer:
         if isinstance(outcome, Refused):
             ports.ownership.lose(self, LossKind.REFUSED_AT_COMPLETION)
             self.ensure_owned()

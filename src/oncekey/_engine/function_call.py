@@ -51,7 +51,7 @@ class Calls:
         )
 
     @property
-    def keyed(self) -> bool:
+    def has_key(self) -> bool:
         """Whether the key is made from the arguments."""
         return self._key is not None
 
@@ -83,10 +83,10 @@ class Calls:
             fingerprints.field_digests("application/json", same, key)
             if self._policy.field_digests
             else {},
-            self._kept(args, kwargs),
+            self._encode_request(args, kwargs),
         )
 
-    def _kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
+    def _encode_request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """The arguments, for calls that may have to be finished without their caller.
 
         Only where JSON gives back the very same: anybody else's retry would do something else.
@@ -101,7 +101,7 @@ class Calls:
             return None
         return text.encode() if same and len(text) <= self._policy.request_kept_bytes_max else None
 
-    def kept(self, request: bytes) -> tuple[list[Any], dict[str, Any]]:
+    def decode_request(self, request: bytes) -> tuple[list[Any], dict[str, Any]]:
         """The arguments that were kept with a call."""
         args, kwargs = json.loads(request)
         return args, kwargs

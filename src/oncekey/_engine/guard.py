@@ -129,7 +129,7 @@ class Guard:
             looked_at = self._clock.monotonic()
             notices = self.admission.notices
             if notices is not None and looked_at >= notices.look_at:
-                yield from self.admission.heed(claim, runs=False)
+                yield from self.admission.check_notice(claim, runs=False)
             if policy.key_age_s_max is None and self.quotas is None:
                 claimed: Execute | Refuse | Record = yield from self._insert(claim, policy)
             else:
@@ -186,7 +186,7 @@ class Guard:
                     return changed
                 found = changed
             action = lifecycle.decide(found, (yield from compare_request(found, call)), policy)
-            if is_new(found) and (barred := self.admission.barred(call, policy)) is not None:
+            if is_new(found) and (barred := self.admission.refusal(call, policy)) is not None:
                 return Refuse(barred)
             match action:
                 case Action.START_OVER | Action.RUN_AGAIN | Action.ASK:
@@ -215,7 +215,7 @@ class Guard:
         """Insert; or, what may not run as new, only look. Its earlier self may have left a record:
         then it is answered from that.
         """
-        barred = self.admission.barred(call, policy)
+        barred = self.admission.refusal(call, policy)
         if barred is None:
             return (yield from self._insert(claim, policy, heard_of=heard_of))
         found: Record | None = yield from self.calls.ask(Find(claim.id), claim, heard_of=heard_of)
@@ -240,7 +240,7 @@ class Guard:
             probe("after_insert")
         if isinstance(outcome, Inserted):
             if self.quotas is not None:
-                self.quotas.began(claim.tenant, policy.retention_s)
+                self.quotas.count_claim(claim.tenant, policy.retention_s)
             return Execute(Attempt(claim, policy, outcome.fence, asked_at))
         return self._ours(outcome.record, claim, policy, asked_at)
 
@@ -259,7 +259,7 @@ class Guard:
             age_s = 0.0 if swap.fresh else found.age_s + asked_at - looked_at
             counts = swap.attempt or 1, swap.lapses or 0
             if self.quotas is not None and found.expired:
-                self.quotas.began(claim.tenant, policy.retention_s)
+                self.quotas.count_claim(claim.tenant, policy.retention_s)
             owned = Attempt(claim, policy, taken.fence, asked_at, *counts, age_s, asks=asks)
             mine = Execute(owned)
         if found.lapsed and not found.expired and isinstance(mine, Execute):
@@ -298,7 +298,7 @@ class Guard:
         attempt, now, notices = claimed.attempt, self._clock.monotonic(), self.admission.notices
         decision: Execute | Replay | Refuse = claimed
         if notices is not None and (now >= notices.look_at or notices.amnesia is not None):
-            yield from self.admission.heed(claim, runs=True, heard_of=True)
+            yield from self.admission.check_notice(claim, runs=True, heard_of=True)
             decision = yield from self.admission.let_run(claimed, call)
         elif attempt.policy.key_age_s_max is not None:
             decision = yield from self.admission.let_run(claimed, call)
@@ -327,7 +327,7 @@ class Guard:
         if now - attempt.claimed_at >= attempt.policy.run_s_max:
             return False
         outcome = yield from self.calls.ask(self.ownership.renewal(attempt), attempt)
-        owned = self.ownership.renewed(attempt, outcome, now)
+        owned = self.ownership.record_renewal(attempt, outcome, now)
         return owned and self._clock.monotonic() < attempt.lease.until
 
     # ----------------------------------------------------------------------- without a client
@@ -350,7 +350,7 @@ class Guard:
         claim = claim or self.claim(call, policy)
         if call.retention_s is not None:
             policy = dataclasses.replace(policy, retention_s=call.retention_s)
-        yield from self.admission.heed(claim, runs=True)
+        yield from self.admission.check_notice(claim, runs=True)
         action = lifecycle.decide(orphan, (yield from compare_request(orphan, call)), policy)
         if action is Action.DOUBT or action is Action.MISMATCH:
             yield from self._doubt(orphan, claim, policy)

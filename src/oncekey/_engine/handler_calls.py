@@ -96,11 +96,11 @@ def through(
 ) -> Callable[[Any], Any]:
     """A blocking `ask` for threads, of an awaited one that belongs to `loop`."""
 
-    async def asked(question: Any) -> Any:
+    async def ask_in_loop(question: Any) -> Any:
         return await ask(question)
 
     def ask_sync(question: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(asked(question), loop).result()
+        return asyncio.run_coroutine_threadsafe(ask_in_loop(question), loop).result()
 
     return ask_sync
 
@@ -115,7 +115,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 def in_thread(ask: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
     """An awaited `ask` of a blocking one."""
 
-    async def awaited(question: Any) -> Any:
+    async def ask_in_thread(question: Any) -> Any:
         return await asyncio.to_thread(ask, question)
 
-    return awaited
+    return ask_in_thread

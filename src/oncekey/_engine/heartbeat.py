@@ -262,7 +262,7 @@ class Heartbeat:
     def _settle(self, outcomes: Iterable[tuple[Attempt, object]], asked_at: float) -> None:
         for attempt, outcome in outcomes:
             if isinstance(outcome, Done | Refused):
-                if self._ownership.renewed(attempt, outcome, asked_at):
+                if self._ownership.record_renewal(attempt, outcome, asked_at):
                     self._again([attempt], attempt.lease_s / BEATS_PER_LEASE)
             else:  # its row is held by somebody else, most likely its own completion
                 self._again([attempt], RETRY_S)

@@ -45,15 +45,15 @@ class _Nothing:
         return Done(0)
 
     async def drive(self, op: Op[T]) -> T:
-        return await arun(op, _unasked)
+        return await arun(op, _refuse_question)
 
     drive_to_end = drive
 
     def drive_sync(self, op: Op[T]) -> T:
-        return run(op, _unasked)
+        return run(op, _refuse_question)
 
 
-def _unasked(verb: object) -> Awaitable[Any]:
+def _refuse_question(verb: object) -> Awaitable[Any]:
     raise AssertionError(f"an attempt without a record asked for {verb!r}")
 
 

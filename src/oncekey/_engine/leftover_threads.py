@@ -85,7 +85,7 @@ def still_running(attempt: Attempt, guests: Guests | None, current: Any) -> bool
     """Whether another thread than this one still runs for an attempt. `current` is the variable by
     which contexts know their attempt.
     """
-    with _undisturbed():
+    with _without_collecting():
         ours, frames = threading.get_ident(), sys._current_frames()
         try:
             if guests is not None and guests.still_running(frames, ours):
@@ -102,7 +102,7 @@ def still_running(attempt: Attempt, guests: Guests | None, current: Any) -> bool
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _without_collecting() -> Iterator[None]:
     """Collect no garbage while frames of other threads are looked at.
 
     Before Python 3.12 that can happen within `f_back` and `_current_frames`. What is collected may

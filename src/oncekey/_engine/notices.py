@@ -44,11 +44,11 @@ class Notices:
             self.look_at = now + LOOK_EVERY_S
         return True
 
-    def unseen(self, *, missed: bool = False) -> None:
+    def record_miss(self, *, missed: bool = False) -> None:
         """Whoever looked has not seen it, or must not go on. `missed`: there was no answer."""
         self.look_at, self.missed = float("-inf"), missed and self._seen
 
-    def seen(self, found: Record | None, now: float) -> None:
+    def record_look(self, found: Record | None, now: float) -> None:
         """Take note. Raises `StoreUnfit` where this process must not use the store as it does."""
         amnesia = read_notice(found)
         if amnesia is not None and self.amnesia is None:
@@ -59,7 +59,7 @@ class Notices:
         self.amnesia, self.look_at = amnesia, now + LOOK_EVERY_S
         self._seen, self.missed = True, False
 
-    def forgotten(self, call: Call) -> bool:
+    def may_have_forgotten(self, call: Call) -> bool:
         """Whether this call may have run before, and the store has lost what it knew of it."""
         if self.amnesia is None:
             return False

@@ -114,7 +114,7 @@ class Operation:
             case Refuse(problem, lost_claim):
                 return Declined(problem, sent=lost_claim is not None, of=self._name(call))
             case Bypass():
-                return self._unprotected(await _awaited(work()), call)
+                return self._encode_unprotected(await _await_if_needed(work()), call)
 
     def run_sync(self, call: Call, work: Callable[[], Any]) -> Outcome:
         """`run` for callers that block; `work` runs in their thread."""
@@ -130,7 +130,7 @@ class Operation:
                 case Refuse(problem, lost_claim):
                     return Declined(problem, sent=lost_claim is not None, of=self._name(call))
                 case Bypass():
-                    return self._unprotected(not_awaitable(work()), call)
+                    return self._encode_unprotected(not_awaitable(work()), call)
         finally:
             session.close()
 
@@ -143,7 +143,7 @@ class Operation:
                     settled = await drive(session.learned(learned))
                     if settled is not None:
                         return outcome_of(settled, learned, name)
-                result = await _awaited(work())
+                result = await _await_if_needed(work())
             probe("after_handler")
             return await drive(self._end(session, result))
         except BaseException as error:
@@ -188,7 +188,7 @@ class Operation:
         if not isinstance(decision, Execute):
             return outcome_of(decision, None, self._name(call))
         with attempts.within(session.attempt):
-            result = await _awaited(work())
+            result = await _await_if_needed(work())
         answer = self._answer_in(session.attempt, result, call)
         ended = await unit.drive(session.answered(End.KEPT, answer))
         return committable(ended, answer, self._name(call))
@@ -297,7 +297,7 @@ class Operation:
     def _encode(self, result: Any, call: Call) -> bytes:
         return encode_result(self._name(call), result, self.policy.answer_bytes_max)
 
-    def _unprotected(self, result: Any, call: Call) -> Ran:
+    def _encode_unprotected(self, result: Any, call: Call) -> Ran:
         return Ran(json.loads(self._encode(result, call)), stored=False)
 
     def _begin_using(self) -> None:
@@ -320,5 +320,5 @@ class Operation:
             )
 
 
-async def _awaited(result: Any) -> Any:
+async def _await_if_needed(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result

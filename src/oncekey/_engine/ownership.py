@@ -81,7 +81,7 @@ class Ownership:
             attempt.held, lease_s=attempt.lease_s, retention_s=attempt.retention_s
         )
 
-    def renewed(self, attempt: Attempt, outcome: Done | Refused, asked_at: float) -> bool:
+    def record_renewal(self, attempt: Attempt, outcome: Done | Refused, asked_at: float) -> bool:
         """Note what became of a renewal that was asked at `asked_at`; False when the attempt does
         not own its record any more.
         """
@@ -133,7 +133,7 @@ class Ownership:
             attempt.lease.move(Phase.ENDED)
             return Given()
         if attempt.recorded is not None:
-            committed = yield from self._committed(attempt, call)
+            committed = yield from self._look_up_commit(attempt, call)
             if committed is not None:
                 return committed
         if attempt.doubted:
@@ -176,9 +176,9 @@ class Ownership:
         when that ends; until then its lease is renewed, at most for `run_s_max`.
         """
         if fate is Fate.ASK:
-            swap, no_effect = self._lapsing(attempt), False
+            swap, no_effect = self._lapse_swap(attempt), False
         else:
-            swap, no_effect = self._releasing(attempt, no_effect=fate is Fate.FORGET)
+            swap, no_effect = self._release_swap(attempt, no_effect=fate is Fate.FORGET)
         left = attempt.recovering and fate is not Fate.ASK  # for the recoverer to try again
         attempt.lease.leftover = Leftover(None if left else swap, no_effect)
         attempt.lease.move(Phase.LINGERING)
@@ -204,13 +204,13 @@ class Ownership:
         answer, or a renewal was on its way, it lapses by itself.
         """
         attempt.give_back()
-        swap = self._lapsing(attempt)
+        swap = self._lapse_swap(attempt)
         probe("before_unknown")
         with contextlib.suppress(StoreUnavailable, StoreUnfit):
             outcome = yield from self._calls.persist(swap, attempt)
             probe("after_unknown")
             if isinstance(outcome, Refused):
-                return (yield from self._superseded(attempt, outcome.record, call))
+                return (yield from self._answer_as_superseded(attempt, outcome.record, call))
         return Given()
 
     def learned(self, attempt: Attempt, learned: object, call: Call) -> Op[Finished | None]:
@@ -250,7 +250,7 @@ class Ownership:
         over = attempt.lost or self._clock.monotonic() >= attempt.lease.until
         return over and not attempt.policy.atomic
 
-    def _committed(self, attempt: Attempt, call: Call) -> Op[Finished | None]:
+    def _look_up_commit(self, attempt: Attempt, call: Call) -> Op[Finished | None]:
         """What became of `complete_in`; None where its transaction was rolled back."""
         try:
             found: Record | None = yield from self._calls.ask(Find(attempt.held.id), attempt)
@@ -262,7 +262,7 @@ class Ownership:
         held = attempt.held
         ours = found is not None and (found.fence, found.token) == (held.fence, held.token)
         if not ours or found is None:
-            return (yield from self._superseded(attempt, found, call))
+            return (yield from self._answer_as_superseded(attempt, found, call))
         if found.state is not State.COMPLETED or found.answer is None:
             return None
         attempt.lease.move(Phase.ENDED)
@@ -289,7 +289,7 @@ class Ownership:
             outcome = yield from self._calls.persist(swap, attempt)
             probe("after_unknown")
             if isinstance(outcome, Refused):  # whoever owns it may know
-                return (yield from self._superseded(attempt, outcome.record, call))
+                return (yield from self._answer_as_superseded(attempt, outcome.record, call))
             self._reports.emit(
                 events.OutcomeUnknown, attempt, attempt=attempt.attempt, lapses=attempt.lapses
             )
@@ -310,13 +310,13 @@ class Ownership:
                 except TooLong as error:
                     answer = _without_what_is_too_long(attempt, answer, error)
         except (StoreUnavailable, StoreUnfit):
-            return self._unrecorded(attempt)
+            return self._end_unrecorded(attempt)
         if armed:
             probe("after_complete")
         if isinstance(outcome, Done):
             self._tell_completed(attempt, swap.answer or answer, run_s)
             return Stored(swap.retention_s - attempt.policy.tombstone_s)
-        return (yield from self._superseded(attempt, outcome.record, call))
+        return (yield from self._answer_as_superseded(attempt, outcome.record, call))
 
     def completion(self, attempt: Attempt, answer: Answer) -> Swap:
         """The verb that records an attempt's answer."""
@@ -336,7 +336,9 @@ class Ownership:
         if attempt.policy.tombstone_s:
             self.tombstones.note(attempt.held.id, attempt.policy.retention_s)
         if self._quotas is not None:
-            self._quotas.kept(attempt.tenant, attempt.policy.retention_s, without_tombstone(kept))
+            self._quotas.count_answer(
+                attempt.tenant, attempt.policy.retention_s, without_tombstone(kept)
+            )
         if not self._reports.hooks.are_wanted:
             return
         self._reports.emit(
@@ -349,7 +351,7 @@ class Ownership:
             body_kept=kept.body is not None,
         )
 
-    def _unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
+    def _end_unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
         attempt.give_back()
         # Under `block` a retry would only learn that nobody knows; but not if what `complete_in`
         # wrote may still be committed.
@@ -358,7 +360,7 @@ class Ownership:
             return Unstored()
         return Refuse(refusals.answer_not_recorded(attempt.lease.until - self._clock.monotonic()))
 
-    def _superseded(
+    def _answer_as_superseded(
         self, attempt: Attempt, found: Record | None, call: Call
     ) -> Op[Replay | Refuse]:
         """This attempt lost its record. Its own answer must not be sent: what counts is what
@@ -379,7 +381,7 @@ class Ownership:
         effect, the record stays bound to its request.
         """
         attempt.give_back()
-        swap, no_effect = self._releasing(attempt, no_effect=no_effect)
+        swap, no_effect = self._release_swap(attempt, no_effect=no_effect)
         probe("before_release")
         try:
             outcome = yield from self._calls.persist(swap, attempt)
@@ -389,14 +391,14 @@ class Ownership:
         if isinstance(outcome, Done):
             self._tell_released(attempt, no_effect=no_effect)
 
-    def _releasing(self, attempt: Attempt, *, no_effect: bool) -> tuple[Swap, bool]:
+    def _release_swap(self, attempt: Attempt, *, no_effect: bool) -> tuple[Swap, bool]:
         retention_s = attempt.policy.retention_s
         no_effect = no_effect and attempt.attempt == 1 and not attempt.steps.any_tried
         return lifecycle.release(
             attempt.held, no_effect=no_effect, retention_s=retention_s
         ), no_effect
 
-    def _lapsing(self, attempt: Attempt) -> Swap:
+    def _lapse_swap(self, attempt: Attempt) -> Swap:
         return lifecycle.lapse(attempt.held, retention_s=attempt.retention_s)
 
     def _tell_released(self, attempt: Attempt, *, no_effect: bool) -> None:

@@ -67,7 +67,7 @@ class _Account:
     read_at: float = float("-inf")
 
     @property
-    def used(self) -> Usage:
+    def usage(self) -> Usage:
         return self.known + self.added - self.included
 
 
@@ -99,13 +99,13 @@ class Quotas:
     def refusal(self, tenant: str) -> Problem | None:
         """Why this tenant may begin nothing new now; None if it may."""
         account = self._accounts.get(tenant)
-        return None if account is None else check_quota(self._quota, account.used)
+        return None if account is None else check_quota(self._quota, account.usage)
 
-    def began(self, tenant: str, retention_s: float) -> None:
+    def count_claim(self, tenant: str, retention_s: float) -> None:
         """A record was made."""
         self._count(tenant, retention_s, Usage(1, 0))
 
-    def kept(self, tenant: str, retention_s: float, answer: Answer) -> None:
+    def count_answer(self, tenant: str, retention_s: float, answer: Answer) -> None:
         """An answer was recorded."""
         headers = sum(len(name) + len(text) for name, text in answer.headers)
         self._count(tenant, retention_s, Usage(0, len(answer.body or b"") + headers))
@@ -195,7 +195,7 @@ class Quotas:
         since_s = now - account.read_at
         if since_s >= READ_S_MAX:
             return True
-        if check_quota(self._quota, account.used) is not None:
+        if check_quota(self._quota, account.usage) is not None:
             return since_s >= READ_S_MIN
         return is_nearly_used(self._quota, account.known, account.added - account.included, NEAR)
 

@@ -298,7 +298,7 @@ class Recoverer:
             return
         self._misses.record_success()
         if recovered is not None:
-            self._settled(recovered)
+            self._record_end(recovered)
 
     # -------------------------------------------------------------------------- one orphan
 
@@ -330,7 +330,7 @@ class Recoverer:
                 claimed: Record | None = await self._gatherer.ask(Find(record.id))
                 if claimed is not None and claimed.fence == record.fence:
                     raise
-            _log.warning("%s failed when it was recovered", _named(record), exc_info=True)
+            _log.warning("%s failed when it was recovered", _describe(record), exc_info=True)
             took, failed = True, printable(f"{type(error).__name__}: {error}", 200)
         found: Record | None = await self._gatherer.ask(Find(record.id))
         if took:
@@ -359,7 +359,7 @@ class Recoverer:
         since_s = self._clock.monotonic() - orphan.looked_at
         return Recovered(orphan.record, ending, reason, since_s - orphan.record.lease_left_s)
 
-    def _settled(self, recovered: Recovered) -> None:
+    def _record_end(self, recovered: Recovered) -> None:
         record = recovered.record
         if recovered.ending is not Ending.LEFT or record.id not in self._setbacks:
             tell(recovered)
@@ -400,7 +400,7 @@ def tell(recovered: Recovered) -> None:
     """Say in the log what became of an orphan, and who has to act."""
     level = _LEVELS[recovered.ending]
     if _log.isEnabledFor(level):
-        _log.log(level, "%s %s", _named(recovered.record), text_of(recovered))
+        _log.log(level, "%s %s", _describe(recovered.record), text_of(recovered))
 
 
 def text_of(recovered: Recovered) -> str:
@@ -425,5 +425,5 @@ def text_of(recovered: Recovered) -> str:
             return f"was abandoned: {reason}"
 
 
-def _named(record: Record) -> str:
+def _describe(record: Record) -> str:
     return f"{printable(record.operation)} key={short_hash(record.key)}"

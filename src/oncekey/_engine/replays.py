@@ -40,7 +40,7 @@ class Replays:
             case Action.STALE:
                 return Refuse(refusals.stale_answer(record, policy.schema_version))
             case Action.MISMATCH:
-                return Refuse(refusals.mismatch(_differing(record, call)))
+                return Refuse(refusals.mismatch(_differing_fields(record, call)))
             case Action.UNKNOWN:
                 return Refuse(refusals.outcome_unknown())
             case Action.GONE:
@@ -99,5 +99,5 @@ def compare_request(record: Record, call: Call) -> Op[fingerprints.Comparison]:
     return fingerprints.compare(record.fingerprint_version, record.fingerprint, now)
 
 
-def _differing(record: Record, call: Call) -> tuple[str, ...]:
+def _differing_fields(record: Record, call: Call) -> tuple[str, ...]:
     return tuple(fingerprints.differing_fields(record.field_digests, call.field_digests))

@@ -36,7 +36,7 @@ class Reports:
             named = self._is_named(operation)
             self.hooks(event(operation=operation, key_hash=key_hash, named=named, **details))
 
-    def declined(self, operation: str, problem: Problem) -> None:
+    def decline(self, operation: str, problem: Problem) -> None:
         """Tell of a request that was refused before its key was looked up."""
         if self.hooks:
             named = self._is_named(operation)

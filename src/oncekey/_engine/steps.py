@@ -213,7 +213,7 @@ class Steps:
         probe("before_step")
         yield from self._keep(ownership, Step(take.name, take.digest, kept))
         probe("after_step")
-        return self.ended(kept)
+        return self.end_step(kept)
 
     def end_with(self, take: Take, result: Any) -> AppendStep:
         """The same, as a verb for the transaction in which the step did its work."""
@@ -221,7 +221,7 @@ class Steps:
         step = Step(take.name, take.digest, encode(take.name, result))
         return AppendStep(held.id, held.fence, held.token, step)
 
-    def ended(self, kept: bytes | None) -> Any:
+    def end_step(self, kept: bytes | None) -> Any:
         """The step is kept: the next may begin."""
         self._taken.add(self._running or "")
         self._running = None
@@ -243,7 +243,7 @@ class Steps:
         return Kept(result)
 
     @contextmanager
-    def running(self, take: Take, *, undone: bool) -> Iterator[None]:
+    def run(self, take: Take, *, undone: bool) -> Iterator[None]:
         """While its function runs: what it calls can take its key. `undone`: if it fails, whoever
         called rolls back what it did.
         """
@@ -259,7 +259,7 @@ class Steps:
             current_calls.reset(calls)
             current_child_key.reset(key)
 
-    def refused(self, ownership: Ownership, name: str) -> LeaseLost:
+    def report_loss(self, ownership: Ownership, name: str) -> LeaseLost:
         """What to raise where the store refused to keep a step."""
         self._running = None
         ownership.lose(self._attempt, LossKind.REFUSED_AT_STEP)
@@ -271,7 +271,7 @@ class Steps:
     def _keep(self, ownership: Ownership, step: Step) -> Op[None]:
         outcome: Done | Refused = yield from ownership.keep_step(self._attempt, step)
         if isinstance(outcome, Refused):
-            raise self.refused(ownership, step.name)
+            raise self.report_loss(ownership, step.name)
 
     def _check(self, name: str) -> None:
         if self._running is not None:

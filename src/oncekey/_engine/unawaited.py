@@ -53,12 +53,12 @@ class Handed:
 
     def out(self, what: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """The same, to be awaited."""
-        self._handed = [*self._waiting(), (what, work)]
+        self._handed = [*self._not_begun(), (what, work)]
         return work
 
     def check(self, operation: str) -> None:
         """Raise `Misuse` for what has not begun: whoever was to await it has ended."""
-        if waiting := self._waiting():
+        if waiting := self._not_begun():
             for _, work in waiting:
                 work.close()
             what = ", ".join(what for what, _ in waiting)
@@ -67,7 +67,7 @@ class Handed:
                 "or in a handler that blocks step_sync(…) and complete_in_sync(…)"
             )
 
-    def _waiting(self) -> list[tuple[str, Coroutine[Any, Any, Any]]]:
+    def _not_begun(self) -> list[tuple[str, Coroutine[Any, Any, Any]]]:
         """One that was called off before it began is over too: that was meant."""
         created = inspect.CORO_CREATED
         return [each for each in self._handed if inspect.getcoroutinestate(each[1]) == created]

@@ -149,7 +149,7 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
 
     def _once(self, args: Any, kwargs: Any) -> Any:
         operation, calls = self._settings
-        if not calls.keyed and not self.request.id:
+        if not calls.has_key and not self.request.id:
             raise Misuse(
                 f"{self.name} runs once per task id, and a direct call has none: use "
                 f"{self.name}.delay(…), give it a key=…, or call its run(…) without protection"

@@ -388,7 +388,7 @@ class Edge:
         """The refusal of a request that does not come as far as the engine; it is told of."""
         if problem.kind in _LIMITS and self._is_told_first(route.operation, problem.kind):
             log.warning("%s: a request was refused. %s", printable(route.operation), problem.detail)
-        self.guard.reports.declined(route.operation, problem)
+        self.guard.reports.decline(route.operation, problem)
         return self.refusal(problem)
 
     def refusal(self, problem: Problem) -> Answer:
