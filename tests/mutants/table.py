@@ -266,7 +266,8 @@ ENGINE = (
     Mutant(
         "its own answer is sent although its completion was refused",
         "_engine/ownership.py",
-        "_s)\n        return (yield from self._answer_as_superseded(attempt, outcome.record, call))\n",
+        "_s)\n"
+        "        return (yield from self._answer_as_superseded(attempt, outcome.record, call))\n",
         "_s)\n        return Stored(swap.retention_s)\n",
         ASGI,
         "test_p2_e33_a_stale_owner_answers_from_the_record_it_finds",

@@ -336,9 +336,8 @@ class Ownership:
         if attempt.policy.tombstone_s:
             self.tombstones.note(attempt.held.id, attempt.policy.retention_s)
         if self._quotas is not None:
-            self._quotas.count_answer(
-                attempt.tenant, attempt.policy.retention_s, without_tombstone(kept)
-            )
+            stored = without_tombstone(kept)
+            self._quotas.count_answer(attempt.tenant, attempt.policy.retention_s, stored)
         if not self._reports.hooks.are_wanted:
             return
         self._reports.emit(
