@@ -87,7 +87,7 @@ def canonical_json(body: bytes, *, without: str | None = None, version: int = 2)
         if without is not None and isinstance(value, dict):
             value.pop(without, None)
         return _encode(value).encode("ascii")
-    except (_BadJson, ValueError, RecursionError) as error:
+    except (_JsonError, ValueError, RecursionError) as error:
         return _bad_json(error)
 
 
@@ -102,7 +102,7 @@ def json_members(body: bytes) -> dict[str, bytes] | BadBody:
         value = _READERS[2].decode_strict(text)
         members = value.items() if isinstance(value, dict) else ()
         return {name: _encode(member).encode("ascii") for name, member in members}
-    except (_BadJson, ValueError, RecursionError) as error:
+    except (_JsonError, ValueError, RecursionError) as error:
         return _bad_json(error)
 
 
@@ -123,7 +123,7 @@ def parse_json(body: bytes) -> object | BadBody:
     try:
         value: object = _READERS[2].decode_strict(body.removeprefix(_BOM).decode("utf-8"))
         return value
-    except (_BadJson, ValueError, RecursionError) as error:
+    except (_JsonError, ValueError, RecursionError) as error:
         return _bad_json(error)
 
 
@@ -140,12 +140,12 @@ def _long(text: str, reader: _JsonReader, without: str | None) -> str:
     return write_object(long.members)
 
 
-class _BadJson(Exception):
+class _JsonError(Exception):
     """Carries a reason out of the parser's hooks, which can only raise."""
 
 
 def _constant(name: str) -> NoReturn:
-    raise _BadJson(f"The JSON body holds {name}, which is not JSON. Send null or a number.")
+    raise _JsonError(f"The JSON body holds {name}, which is not JSON. Send null or a number.")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -164,9 +164,9 @@ def _first_again(names: list[str]) -> str:
     return name
 
 
-def _twice(name: str) -> _BadJson:
+def _twice(name: str) -> _JsonError:
     shown = json.dumps(name[:64])  # escaped: a name may hold control characters
-    return _BadJson(
+    return _JsonError(
         f"The JSON body names {shown} twice in one object, so servers may disagree on "
         "which value counts. Send each name once."
     )
@@ -174,7 +174,7 @@ def _twice(name: str) -> _BadJson:
 
 def _bad_json(error: Exception) -> BadBody:
     match error:
-        case _BadJson():
+        case _JsonError():
             return BadBody(str(error))
         case json.JSONDecodeError():
             where = f"line {error.lineno}, column {error.colno}"

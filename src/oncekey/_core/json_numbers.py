@@ -27,7 +27,7 @@ LONG = b"[NaN,NaN,"
 _DIGITS_EXACT = 15
 
 
-class TooManyDigits(ValueError):
+class TooManyDigitsError(ValueError):
     """A whole number of more than `DIGITS_MAX` digits, or another one of more than `CHARS_MAX`
     characters.
     """
@@ -38,7 +38,7 @@ def integer(text: str) -> Number:
     if len(text) <= DIGITS_PLAIN_MAX:
         return int(text)
     if len(text.removeprefix("-")) > DIGITS_MAX:
-        raise TooManyDigits
+        raise TooManyDigitsError
     return _long(text, 0)
 
 
@@ -48,7 +48,7 @@ def number(text: str) -> Number:
     One that no float holds exactly as written counts by its spelling, after one NaN.
     """
     if len(text) > CHARS_MAX:
-        raise TooManyDigits
+        raise TooManyDigitsError
     value = float(text)
     if not value.is_integer():
         if repr(value) == text:

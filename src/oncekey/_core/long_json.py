@@ -20,7 +20,7 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NoReturn
 
-from oncekey._core.json_numbers import DIGITS_PLAIN_MAX, TooManyDigits
+from oncekey._core.json_numbers import DIGITS_PLAIN_MAX, TooManyDigitsError
 
 DEPTH_MAX = 900
 PIECES_MAX = 4_096
@@ -160,7 +160,7 @@ class LongJson:
         number = (self._rules.number if broken else self._rules.whole)(text)
         self._digits += len(number)
         if self._digits > NUMBERS_CHARS_MAX:
-            raise TooManyDigits
+            raise TooManyDigitsError
         return number
 
     def _opens(self, bracket: str) -> bool:

@@ -34,7 +34,7 @@ _PARAMETER = re.compile(r';\s*([^\s=;"]+)=(?:"([^"]*)"|([^\s;"]*))')
 _BLANK = b"\r\n\r\n"
 
 
-class _BadMultipart(Exception):
+class _MultipartError(Exception):
     """Carries a reason out of the reader."""
 
 
@@ -45,7 +45,7 @@ def canonical_multipart(content_type: str, chunks: Iterable[bytes]) -> Iterator[
     try:
         for piece in _Reader().pieces(content_type, chunks):
             yield b"%d:%b" % (len(piece), piece)
-    except _BadMultipart as refused:
+    except _MultipartError as refused:
         yield BadBody(str(refused))
 
 
@@ -57,7 +57,7 @@ def multipart_keys(content_type: str, chunks: Iterable[bytes], name: str) -> lis
     try:
         for _ in reader.pieces(content_type, chunks):
             pass
-    except _BadMultipart as refused:
+    except _MultipartError as refused:
         return BadBody(str(refused))
     return reader.keys
 
@@ -91,15 +91,15 @@ class _Reader:
                 yield self._finish_piece()
                 self._number += 1
                 if self._number > FIELDS_MAX + 1:
-                    raise _BadMultipart(f"The form has more than {FIELDS_MAX} parts. Send fewer.")
+                    raise _MultipartError(f"The form has more than {FIELDS_MAX} parts. Send fewer.")
                 self._begin()
                 self._pause()
         if not self._number:
-            raise _BadMultipart(
+            raise _MultipartError(
                 "The multipart body does not hold the boundary that its content type names."
             )
         if not self._head.startswith(b"--"):
-            raise _BadMultipart(
+            raise _MultipartError(
                 "The multipart body ends without its closing boundary. Send all of it."
             )
         yield self._head
@@ -117,7 +117,7 @@ class _Reader:
         around = not self._number or self._head.startswith(b"--")
         head, blank, content = (self._head, b"", b"") if around else self._head.partition(_BLANK)
         if len(head) > HEAD_BYTES_MAX:
-            raise _BadMultipart(
+            raise _MultipartError(
                 f"The multipart body has more than {HEAD_BYTES_MAX} bytes around its parts, or in "
                 "the header lines of one. Send fewer."
             )
@@ -145,7 +145,7 @@ class _Reader:
         padding, *lines = head.split(b"\r\n")
         self._lines += len(lines)
         if self._lines > HEAD_LINES_MAX:
-            raise _BadMultipart(
+            raise _MultipartError(
                 f"The form has more than {HEAD_LINES_MAX} header lines. Send fewer."
             )
         if padding.strip(b" \t") or not all(b":" in line for line in lines):
@@ -171,10 +171,10 @@ class _Reader:
             if isinstance(found, str):
                 self.keys.append(as_bytes(found))
             elif isinstance(found, BadBody) and as_bytes(name) in content:
-                raise _BadMultipart(found.reason)
+                raise _MultipartError(found.reason)
 
-    def _malformed_part(self) -> _BadMultipart:
-        return _BadMultipart(
+    def _malformed_part(self) -> _MultipartError:
+        return _MultipartError(
             f"Part {self._number} of the multipart body is malformed. Each needs its header lines, "
             "an empty line and its content, with CRLF line ends."
         )
@@ -187,7 +187,7 @@ def _boundary(content_type: str) -> bytes:
         if name.lower() == "boundary"
     ]
     if len(boundaries) != 1 or not boundaries[0]:
-        raise _BadMultipart(
+        raise _MultipartError(
             "The multipart content type does not name exactly one boundary. Name it."
         )
     return as_bytes(boundaries[0])
