@@ -1,4 +1,4 @@
-"""Orders that commit with their answers: Starlette, asyncmy, MySQL or MariaDB.
+"""Orders that commit with their responses: Starlette, asyncmy, MySQL or MariaDB.
 
 oncekey migrate mysql://shop:secret@localhost/shop
 uvicorn --factory examples.atomic_asyncmy:build
@@ -27,7 +27,9 @@ ORDERS = "CREATE TABLE IF NOT EXISTS orders (id SERIAL PRIMARY KEY, item TEXT NO
 
 async def create(request: Request) -> JSONResponse:
     order = await request.json()
-    connection = oncekey.current().connection  # its transaction is open, and not ours to end
+    connection = (
+        oncekey.current().connection
+    )  # its transaction is open; do not commit, oncekey does
     async with connection.cursor() as cursor:
         await cursor.execute("INSERT INTO orders (item) VALUES (%s)", (order["item"],))
     return JSONResponse({"id": cursor.lastrowid, "item": order["item"]}, status_code=201)

@@ -1,4 +1,4 @@
-"""Orders that commit with their answers: Starlette, asyncpg, PostgreSQL.
+"""Orders that commit with their responses: Starlette, asyncpg, PostgreSQL.
 
 oncekey migrate postgresql://localhost/shop
 uvicorn --factory examples.atomic_asyncpg:build
@@ -25,7 +25,9 @@ ORDERS = "CREATE TABLE IF NOT EXISTS orders (id bigserial PRIMARY KEY, item text
 
 async def create(request: Request) -> JSONResponse:
     order = await request.json()
-    connection = oncekey.current().connection  # its transaction is open, and not ours to end
+    connection = (
+        oncekey.current().connection
+    )  # its transaction is open; do not commit, oncekey does
     number = await connection.fetchval(
         "INSERT INTO orders (item) VALUES ($1) RETURNING id", order["item"]
     )

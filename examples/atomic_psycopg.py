@@ -1,4 +1,4 @@
-"""Orders that commit with their answers: Flask, psycopg and its pool, PostgreSQL.
+"""Orders that commit with their responses: Flask, psycopg and its pool, PostgreSQL.
 
 oncekey migrate postgresql://localhost/shop
 flask --app examples.atomic_psycopg:build run

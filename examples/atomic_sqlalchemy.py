@@ -1,4 +1,4 @@
-"""Orders that commit with their answers: Starlette and SQLAlchemy's AsyncSession.
+"""Orders that commit with their responses: Starlette and SQLAlchemy's AsyncSession.
 
 oncekey migrate postgresql://localhost/shop
 uvicorn --factory examples.atomic_sqlalchemy:build

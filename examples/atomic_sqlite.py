@@ -1,4 +1,4 @@
-"""Orders that commit with their answers: one SQLite file, nothing else.
+"""Orders that commit with their responses: one SQLite file, nothing else.
 
 uvicorn --factory examples.atomic_sqlite:build
 """

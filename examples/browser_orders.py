@@ -1,10 +1,10 @@
-"""A page whose button may be pressed as often as you like: keys made and kept by the browser.
+"""A page whose button may be pressed as often as you like: the browser creates and stores the keys.
 
     .venv/bin/python examples/browser_orders.py        # then open http://127.0.0.1:8000
 
-The page's script is all that a page needs. The key of an order is made when the button is pressed,
-kept before the request leaves, and sent again after a reload. Pressed again after the answer, the
-button shows the order that there is; a second one has a button of its own.
+The page's script is all a page needs. Pressing the button creates the order's key, stores it before
+the request leaves, and sends it again after a reload. Pressed again after the response, the button
+shows the existing order; a second order has its own button.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A Celery task that charges a card through somebody else's API: once, over all its retries.
+"""A Celery task that charges a card through another service's API: once, over all its retries.
 
     cd examples
     export SHOP_BROKER=redis://localhost:6379/0 SHOP_PAYMENTS=http://localhost:8000
     celery -A celery_charges worker
     python celery_charges.py         # in another terminal
 
-The key is made when the task is sent, and is one of its arguments: Celery's retries, redeliveries
+The key is created when the task is sent and is one of its arguments: Celery's retries, redeliveries
 after a lost worker and restarts all carry it. Inside the task the client retries for a few seconds;
-what takes longer is left to Celery, so that a worker is not blocked by a service that is down.
+longer outages are left to Celery, so that a service that is down does not block a worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ app = Celery("shop", broker=broker, backend=broker)
 app.conf.update(
     broker_connection_retry_on_startup=True,
     task_default_queue="charges",
-    task_acks_late=True,  # delivered again if the worker dies: its key is the same
+    task_acks_late=True,  # redelivered with the same key if the worker dies
     task_reject_on_worker_lost=True,
 )
 api = Client(
@@ -41,10 +41,12 @@ def charge(self: Any, order: str, amount: int, key: str) -> str:
     """Runs as often as Celery delivers it; the charge happens once."""
     try:
         answer = api.post("/charges", json={"order": order, "amount": amount}, key=key)
-    except httpx2.TransportError as error:  # nobody knows whether it was charged: the same again
+    except (
+        httpx2.TransportError
+    ) as error:  # unknown whether it was charged: retry with the same key
         raise self.retry(exc=error, countdown=WAIT_S) from error
-    told = outcome_of(answer)
-    if told and told.gave_up:  # it did not pass while we waited; later it may
+    outcome = outcome_of(answer)
+    if outcome and outcome.gave_up:  # still failing after all retries: later it may work
         raise self.retry(countdown=WAIT_S)
     answer.raise_for_status()  # refused for good: the task fails
     return str(answer.json()["id"])

@@ -1,4 +1,4 @@
-"""A Celery application whose tasks have their effect once, however often they are delivered.
+"""A Celery application whose tasks take effect once, however often they are delivered.
 
     cd examples
     export SHOP_BROKER=redis://localhost:6379/0

@@ -83,7 +83,7 @@ def build(data: Path = Path("."), charge: Charge = charge_card) -> FastAPI:
     @router.post("/orders", status_code=201)
     def order(order: Order, account: Annotated[str, Depends(may_order)]) -> dict[str, Any]:
         attempt = oncekey.current()
-        # Kept: a retry after a crash does not ask again. And if it crashed before that was kept,
+        # The result is stored: a retry after a crash does not charge again. If it crashed earlier,
         # the provider sees the same key again.
         charged = attempt.step_sync(
             "charge", charge, account, order.quantity * 100, attempt.child_key("charge")

@@ -4,7 +4,7 @@
     python examples/faststream_orders.py nats://localhost:4222
 
 The order and the message about it commit together; a worker publishes the message, here twice, as
-one that died half-way would; the subscriber ships one parcel for it.
+after a crash halfway; the subscriber ships one parcel for it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def main(url: str, folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url", help="of a NATS server with JetStream")
-    parser.add_argument("--data", type=Path, help="where to keep it; a new folder if left out")
-    given = parser.parse_args()
-    folder = given.data or Path(tempfile.mkdtemp(prefix="faststream-"))
-    asyncio.run(main(given.url, folder))
+    parser.add_argument("--data", type=Path, help="folder for its files [a new one]")
+    args = parser.parse_args()
+    folder = args.data or Path(tempfile.mkdtemp(prefix="faststream-"))
+    asyncio.run(main(args.url, folder))

@@ -35,7 +35,7 @@ def charge_card(account: str, amount: int, key: str) -> str:
 
 
 def sign_in() -> None:
-    """Before every request: who asks."""
+    """Authenticate every request."""
     g.account = ACCOUNTS.get(request.headers.get("Authorization", ""))
     if g.account is None:
         abort(401)
@@ -43,28 +43,28 @@ def sign_in() -> None:
 
 def may_order(view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(view)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if g.account not in MAY_ORDER:
             abort(403)
         return view(*args, **kwargs)
 
-    return checked
+    return wrapper
 
 
 def valid_order(view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(view)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         order = request.get_json()
         quantity = order.get("quantity", 1)
         if not isinstance(order.get("item"), str) or not isinstance(quantity, int) or quantity < 1:
             abort(422, "an order has an item and a quantity")
         return view(order["item"], quantity, *args, **kwargs)
 
-    return checked
+    return wrapper
 
 
 def account_of(request: FlaskRequest) -> str:
-    """The account, not its token: a key belongs to `ann`, with whichever token she comes."""
+    """Return the account, not its token: a key belongs to `ann`, whichever token she uses."""
     account: str = g.account
     return account
 
@@ -92,7 +92,7 @@ def build(data: Path = Path("."), charge: Charge = charge_card) -> Flask:
     @idempotent
     def order(item: str, quantity: int) -> tuple[dict[str, Any], int]:
         attempt = oncekey.current()
-        # Kept: a retry after a crash does not ask again. And if it crashed before that was kept,
+        # The result is stored: a retry after a crash does not charge again. If it crashed earlier,
         # the provider sees the same key again.
         charged = attempt.step_sync(
             "charge", charge, g.account, quantity * 100, attempt.child_key("charge")

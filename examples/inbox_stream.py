@@ -4,8 +4,8 @@
     python examples/inbox_stream.py redis://localhost:6379/0
 
 The second command consumes until nothing is left. Kill it at any moment and start it again, start
-several at once: every order has one row. The row, and the fact that the message was handled, are
-committed together, and only then is the message acknowledged.
+several at once: every order has one row. The row and the note that the message was handled
+commit together, and only then is the message acknowledged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def consume(broker: Any, stream: str, database: sqlite3.Connection, inbox: Inbox
                 broker.xadd(f"{stream}-dead", message)
                 broker.xack(stream, GROUP, entry)
             case Then.REDELIVER:
-                pass  # not acknowledged, it comes again
+                pass  # not acknowledged: it is delivered again
 
 
 def deliveries(broker: Any, stream: str) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:

@@ -1,9 +1,9 @@
-"""A function that moves money once, however often it is called, and goes on where it stopped.
+"""A function that moves money once, however often it is called, and resumes where it stopped.
 
     python examples/once_transfer.py
 
-The bank here fails the first time it is asked to credit. The second call of `transfer` does not
-debit again: the first step's result is kept. The third call runs nothing at all.
+The bank fails the first credit. The second call of `transfer` does not debit again: the first
+step's result is stored. The third call runs nothing at all.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def build(runtime: oncekey.Runtime, bank: Bank) -> Any:
     @oncekey.once(runtime, key="{order.id}", policy=oncekey.Policy(recovery="resume"))
     def transfer(order: Transfer) -> dict[str, str]:
         op = oncekey.current()
-        # Each step's result is kept before the next begins. A step that died between its booking
-        # and its record asks again with the same key, and the bank knows it.
+        # Each step's result is stored before the next begins. A step that died between its booking
+        # and its record repeats the call with the same key, and the bank recognises it.
         debit = op.step_sync("debit", bank.book, op.child_key("debit"), order.source, -order.cents)
         credit = op.step_sync(
             "credit", bank.book, op.child_key("credit"), order.target, order.cents

@@ -110,7 +110,7 @@ def main() -> None:
         f"    curl {base}/orders\n",
         flush=True,
     )
-    # uvicorn ends what runs, then passes the signal on: an end that was asked for is no failure.
+    # uvicorn drains, then raises the signal again: a requested shutdown is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(build(data), host="127.0.0.1", port=options.port, log_level="warning")
 

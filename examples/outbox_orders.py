@@ -3,7 +3,7 @@
     python examples/outbox_orders.py                     # on SQLite, in a folder of its own
     python examples/outbox_orders.py --kill              # … with a worker that dies half-way
 
-The broker is a file, and whoever reads it drops by its id what was published twice.
+The broker is a file, and its reader drops duplicates by their id.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def order(outbox: Outbox, database: sqlite3.Connection, id: str, *, fails: bool 
 
 
 def publish(folder: Path, message: Message, *, dies: bool) -> None:
-    """Stands for a broker's client. It is given the message's id, which stays the same."""
+    """Stands for a broker's client. The message's id stays the same over retries."""
     with open(folder / "broker", "a") as broker:
         line = {"id": message.id, "body": json.loads(message.payload)}
         broker.write(json.dumps(line) + "\n")
@@ -41,23 +41,23 @@ def publish(folder: Path, message: Message, *, dies: bool) -> None:
 
 
 def drain(folder: Path, *, dies: bool = False) -> None:
-    """What a worker process does: `run_sync` instead of `drain_sync` goes on for ever."""
+    """What a worker process does: with `run_sync` instead of `drain_sync` it never ends."""
     outbox = Outbox(f"sqlite:///{folder}/shop.db")
-    # A lease this short is for impatient readers: 30 s is the default.
+    # A lease this short is only for this demonstration: the default is 30 s.
     limits = Limits(lease_s=0.5)
     worker = Publisher(outbox, lambda m: publish(folder, m, dies=dies), limits=limits)
-    while worker.drain_sync().claimed or waiting(folder):
+    while worker.drain_sync().claimed or count_waiting(folder):
         pass
 
 
-def waiting(folder: Path) -> int:
+def count_waiting(folder: Path) -> int:
     with closing(sqlite3.connect(folder / "shop.db")) as database:
         [count] = database.execute("SELECT count(*) FROM oncekey_outbox").fetchone()
     return int(count)
 
 
-def received(folder: Path) -> list[str]:
-    """What the other side makes of it: each message once, by its id."""
+def read_broker(folder: Path) -> list[str]:
+    """What the other side gets: each message once, by its id."""
     lines = [json.loads(line) for line in (folder / "broker").read_text().splitlines()]
     by_id = {line["id"]: line["body"]["order"] for line in lines}
     print(f"published {len(lines)} times, {len(by_id)} different messages")
@@ -66,12 +66,12 @@ def received(folder: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="where to keep it; a new folder if left out")
+    parser.add_argument("--data", type=Path, help="folder for its files [a new one]")
     parser.add_argument("--kill", action="store_true", help="kill a worker half-way")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    folder = given.data or Path(tempfile.mkdtemp(prefix="outbox-"))
-    if given.worker:
+    args = parser.parse_args()
+    folder = args.data or Path(tempfile.mkdtemp(prefix="outbox-"))
+    if args.worker:
         return drain(folder, dies=True)
     outbox = Outbox(f"sqlite:///{folder}/shop.db")
     outbox.migrate_sync()
@@ -84,12 +84,12 @@ def main() -> None:
             order(outbox, database, "o3", fails=True)
         except ValueError as error:
             print(f"o3 was rolled back: {error}")
-    if given.kill:
+    if args.kill:
         worker = [sys.executable, __file__, "--worker", "--data", folder]
         died = subprocess.run(worker, check=False)  # noqa: S603
         print(f"a worker died between publishing and noting it (status {died.returncode})")
     drain(folder)
-    assert received(folder) == ["o0", "o1", "o2"]  # noqa: S101
+    assert read_broker(folder) == ["o0", "o1", "o2"]  # noqa: S101
     return None
 
 

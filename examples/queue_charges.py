@@ -1,11 +1,11 @@
-"""A worker that charges what a plain queue, a table, tells it to: each once, however often it dies.
+"""A worker that charges jobs from a plain queue, a table: each once, however often it dies.
 
     python examples/queue_charges.py            # charges three orders
     python examples/queue_charges.py --kill     # … with a worker that dies half-way
 
-The key is made where the job is made, in the transaction of the order, and travels with the job.
-Whoever works on it, and however often, sends the same key. The payment service is a small one of
-this example's own, which remembers keys as yours should.
+The key is created with the job, in the transaction of the order, and stored in it. However often
+the job is tried, it sends the same key. The payment service is a small one of this example, which
+remembers keys as yours should.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def order(database: sqlite3.Connection, id: str, amount: int) -> None:
 
 
 def work(database: sqlite3.Connection, api: Client, *, dies: bool = False) -> None:
-    """Take jobs until there are none. One that failed goes to the end of the queue, and one that is
-    left after 20 tries is for a person: nobody may know whether it was charged.
+    """Take jobs until there are none. A failed one goes to the end of the queue; one that fails 20
+    times needs a person, because whether it was charged may be unknown.
     """
     next_job = "SELECT * FROM jobs WHERE tries < ? ORDER BY tries, rowid LIMIT 1"
     while job := database.execute(next_job, (TRIES_MAX,)).fetchone():
@@ -58,18 +58,18 @@ def work(database: sqlite3.Connection, api: Client, *, dies: bool = False) -> No
             database.execute("UPDATE jobs SET tries = tries + 1 WHERE key = ?", (key,))
         try:
             answer = api.post("/charges", json={"order": id, "amount": amount}, key=key)
-        except httpx2.TransportError as error:  # nobody knows whether it was charged
+        except httpx2.TransportError as error:  # unknown whether it was charged
             print(f"{id}: {error!r}: again later, with the same key")
             continue
-        told = outcome_of(answer)
-        if told and told.gave_up:  # it did not pass while we waited; later it may
+        outcome = outcome_of(answer)
+        if outcome and outcome.gave_up:  # still failing after all retries: later it may work
             print(f"{id}: status {answer.status_code}: again later, with the same key")
             continue
         if dies:
-            os.kill(os.getpid(), signal.SIGKILL)  # it is charged, and nobody here knows
-        became = answer.json()["id"] if answer.is_success else f"refused: {answer.status_code}"
-        with database:  # what became of it, and the end of the job: one commit
-            database.execute("UPDATE orders SET charge = ? WHERE id = ?", (became, id))
+            os.kill(os.getpid(), signal.SIGKILL)  # charged, but not recorded here
+        result = answer.json()["id"] if answer.is_success else f"refused: {answer.status_code}"
+        with database:  # the result and the end of the job commit together
+            database.execute("UPDATE orders SET charge = ? WHERE id = ?", (result, id))
             database.execute("DELETE FROM jobs WHERE key = ?", (key,))
 
 
@@ -78,7 +78,7 @@ def work(database: sqlite3.Connection, api: Client, *, dies: bool = False) -> No
 
 class Quiet(WSGIRequestHandler):
     def log_message(self, *args: object) -> None:
-        """Nothing on the terminal."""
+        """Log nothing."""
 
 
 def service(folder: Path) -> Any:
@@ -103,15 +103,15 @@ def service(folder: Path) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--data", type=Path, help="where to keep it; a new folder if left out")
+    parser.add_argument("--data", type=Path, help="folder for its files [a new one]")
     parser.add_argument("--kill", action="store_true", help="kill a worker half-way")
     parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    folder = given.data or Path(tempfile.mkdtemp(prefix="queue-"))
+    args = parser.parse_args()
+    folder = args.data or Path(tempfile.mkdtemp(prefix="queue-"))
     with closing(sqlite3.connect(folder / "shop.db")) as database:
-        if given.worker:
-            with Client(base_url=given.worker, retries=Retries(budget_s=20.0)) as api:
-                return work(database, api, dies=given.kill)
+        if args.worker:
+            with Client(base_url=args.worker, retries=Retries(budget_s=20.0)) as api:
+                return work(database, api, dies=args.kill)
         database.executescript(TABLES)
         for number in range(3):
             order(database, f"o{number}", 100 + number)
@@ -119,7 +119,7 @@ def main() -> None:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         worker = [sys.executable, __file__, "--worker", url, "--data", folder]
-        if given.kill:
+        if args.kill:
             died = subprocess.run([*worker, "--kill"], check=False)  # noqa: S603
             print(f"a worker died between the charge and its record (status {died.returncode})")
         subprocess.run(worker, check=True)  # noqa: S603

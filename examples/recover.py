@@ -1,9 +1,9 @@
-"""A booking of three steps whose process dies halfway, and whose client never comes back.
+"""A booking of three steps whose process dies halfway, and whose client never retries.
 
     python examples/recover.py
 
-Serves itself in a process that dies after the second step, then recovers what that left. In
-production the recoverer runs in the application's lifespan, as here, or in a process of its own:
+Serves itself in a process that dies after the second step, then recovers the operation. In
+production the recoverer runs in the application's lifespan, as here, or in a separate process:
 
     oncekey recover examples.recover:app
 """
@@ -47,7 +47,7 @@ async def book(request: Request) -> JSONResponse:
     flight = await attempt.step("flight", does, "flight")
     hotel = await attempt.step("hotel", does, "hotel")
     if DIES:
-        os._exit(1)  # as if the machine had lost its power
+        os._exit(1)  # like a power failure
     mail = await attempt.step("mail", does, "mail")
     return JSONResponse({"to": trip["to"], "steps": [flight, hotel, mail]}, status_code=201)
 

@@ -2,10 +2,10 @@
 
     WEBHOOK_SECRET=whsec_… python examples/webhook_receiver.py          # on http://127.0.0.1:4242
 
-Register http://127.0.0.1:4242/webhooks where the events come from; Stripe, and the payments API of
-this repository, are such places. The booking, and the fact that its event was handled, are
-committed together, and only then is the sender answered. Kill it at any moment: what was not
-answered is delivered again, and what was booked is not booked again.
+Register http://127.0.0.1:4242/webhooks with the sender of events, such as Stripe or the payments
+API of this repository. The booking and the note that its event was handled commit
+together, and only then does the sender get its response. Kill it at any moment: events without a
+response are delivered again, and what was booked is not booked again.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=4242)
     parser.add_argument("--data", type=Path, default=Path(), help="where to keep its file")
     parser.add_argument("--scheme", choices=[s.value for s in Scheme], default=Scheme.STRIPE.value)
-    given = parser.parse_args()
+    args = parser.parse_args()
     secrets = [text for text in os.environ.get("WEBHOOK_SECRET", "").split(",") if text]
     if not secrets:
         parser.error("WEBHOOK_SECRET is not set: the sender shows it when you register the URL")
-    app = create_app(secrets, given.data / "bookings.db", Scheme(given.scheme))
-    uvicorn.run(app, port=given.port)
+    app = create_app(secrets, args.data / "bookings.db", Scheme(args.scheme))
+    uvicorn.run(app, port=args.port)
 
 
 if __name__ == "__main__":

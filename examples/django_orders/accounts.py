@@ -40,12 +40,12 @@ def _sign_in() -> JsonResponse:
 
 def may_order(view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(view)
-    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if request.account not in MAY_ORDER:
             raise PermissionDenied
         return view(request, *args, **kwargs)
 
-    return checked
+    return wrapper
 
 
 def account_of(request: HttpRequest) -> str:

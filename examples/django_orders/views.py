@@ -26,21 +26,21 @@ def charge_card(account: str, amount: int, key: str) -> str:
 
 def valid_order(view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(view)
-    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         order = json.loads(request.body)
         quantity = order.get("quantity", 1)
         if not isinstance(order.get("item"), str) or not isinstance(quantity, int) or quantity < 1:
             return JsonResponse({"error": "an order has an item and a quantity"}, status=422)
         return view(request, order["item"], quantity, *args, **kwargs)
 
-    return checked
+    return wrapper
 
 
 class Orders(View):  # type: ignore[misc]  # Django has no types
     @method_decorator([may_order, valid_order, idempotent])  # type: ignore[untyped-decorator]
     def post(self, request: HttpRequest, item: str, quantity: int) -> HttpResponse:
         attempt, account = oncekey.current(), request.account
-        # Kept: a retry after a crash does not ask again. And if it crashed before that was kept,
+        # The result is stored: a retry after a crash does not charge again. If it crashed earlier,
         # the provider sees the same key again.
         charged = attempt.step_sync(
             "charge", charge_card, account, quantity * 100, attempt.child_key("charge")

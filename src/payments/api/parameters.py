@@ -249,7 +249,7 @@ class AutomaticMethods(Part):
 
 
 class _Paying(Parameters):
-    """What both creating and confirming take. No test card needs authentication: parameters for that
+    """For creating and for confirming. No test card needs authentication: parameters for that
     (`return_url`, `off_session`, …) are accepted and have no effect.
     """
 
