@@ -11,6 +11,7 @@ from oncekey._core.verbs import Done, Find, Found, Insert, Refused, Swap, Sweep,
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.ownership import Ownership
 from oncekey._engine.store_calls import StoreCalls
+from oncekey._system.clock import Clock
 from oncekey.stores.batching import Queue, Ticket
 from oncekey.stores.memory import MemoryStore
 from simulator.bugs.planting import Pliable, as_found, asking, changing, owning, planted, swapping
@@ -46,7 +47,11 @@ def lease_by_client_clock() -> Parts:
     """Whoever asks brings the time along: a host that is ahead takes healthy leases over."""
 
     class Store(MemoryStore):
-        def _now(self) -> float:
+        def __init__(self, clock: Clock | None = None) -> None:
+            super().__init__(clock)
+            self._now = self._believe
+
+        def _believe(self) -> float:
             clock = self._clock
             ahead_s = clock.asker_ahead_s if isinstance(clock, StoreClock) else 0.0
             return clock.boot() + ahead_s

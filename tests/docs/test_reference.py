@@ -127,9 +127,9 @@ def test_every_option_of_a_store_is_documented(name: str) -> None:
 
 ATTEMPT = {name for name in dir(Attempt) if not name.startswith("_")}
 FOR_THE_ENGINE = {
-    *("asks", "claim", "claimed_at", "doubted", "finished", "give_back", "handed", "held"),
-    *("lease", "loan", "mark_lost", "outer", "policy", "ports", "recorded", "steps"),
-    *("still_running", "verdict"),
+    *("asks", "claim", "claimed_at", "created_id", "doubted", "finished", "give_back"),
+    *("handed", "held", "lease", "loan", "mark_lost", "outer", "policy", "ports", "recorded"),
+    *("steps", "still_running", "verdict"),
 }
 AS_IN_THE_POLICY = {"lease_s", "retention_s"}
 

@@ -43,7 +43,7 @@ class Attempt:
     """The attempt that runs now: `oncekey.current()` gives it to the handler."""
 
     __slots__ = (
-        *("_guests", "_home", "_listeners", "_resource_id", "_steps", "age_s", "attempt", "claim"),
+        *("_guests", "_home", "_listeners", "created_id", "_steps", "age_s", "attempt", "claim"),
         *("claimed_at", "doubted", "handed", "held", "lapses", "lease", "loan", "outer", "policy"),
         *("ports", "protected", "recorded", "recovering", "verdict"),
     )
@@ -94,7 +94,7 @@ class Attempt:
         self.recorded: Answer | None = None
         """What `complete_in` wrote into the caller's transaction."""
         self._steps: Steps | None = None
-        self._resource_id: str | None = None
+        self.created_id: str | None = None
 
     def __repr__(self) -> str:
         lost = ", lost" if self.lease.is_lost else ""
@@ -151,7 +151,7 @@ class Attempt:
     @property
     def resource_id(self) -> str | None:
         """The id of what the handler created, set by it: kept with the answer, for operators."""
-        return self._resource_id
+        return self.created_id
 
     @resource_id.setter
     def resource_id(self, created: str | None) -> None:
@@ -160,7 +160,7 @@ class Attempt:
         text = None if created is None else printable(str(created), RESOURCE_ID_CHARS_MAX)
         if threading.get_ident() != self._home:
             self._note_guest()
-        self._resource_id = text
+        self.created_id = text
 
     @property
     def resumed(self) -> bool:

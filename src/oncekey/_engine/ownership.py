@@ -329,7 +329,7 @@ class Ownership:
             attempt.held,
             with_tombstone(answer, policy.tombstone_s) if policy.tombstone_s else answer,
             retention_s=retention_s + policy.tombstone_s,
-            resource_id=attempt.resource_id,
+            resource_id=attempt.created_id,
         )
 
     def _tell_completed(self, attempt: Attempt, kept: Answer, run_s: float) -> None:

@@ -10,7 +10,8 @@ import asyncio
 import atexit
 import os
 from collections.abc import Coroutine, Iterable
-from typing import Any, Literal, Self, TypeVar
+from functools import partial
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from oncekey._core.op import Op, arun, run
 from oncekey._core.policy import Policy
@@ -35,6 +36,12 @@ from oncekey.stores.urls import as_store
 T = TypeVar("T")
 
 DRAIN_S_MAX = 30.0
+
+
+class Drive(Protocol):
+    """Drives an operation of the engine in an event loop."""
+
+    def __call__(self, op: Op[T], /) -> Coroutine[Any, Any, T]: ...
 
 
 class Runtime:
@@ -72,6 +79,8 @@ class Runtime:
         self.sweeper = Sweeper(self.store, self.guard.replays.counters, chores=chores)
         self.gatherer = Gatherer(self.store)
         self.async_gatherer = AsyncGatherer(self.store)
+        self.drive: Drive = partial(arun, ask=self.async_gatherer.ask)
+        """Drives an operation of the engine, awaited."""
         self.background = Background(self.guard.ownership, self.drive, self.drive_sync)
         self._ports_sync = Ports(
             self.guard.ownership,
@@ -85,12 +94,9 @@ class Runtime:
         self._profile = profile
         self._ports_async: Ports | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._started_in: int | None = None
+        self.started_in: int | None = None
+        """The process in which it was last started: this one, or the one that forked it."""
         self._kinds: dict[str, str] = {}
-
-    def drive(self, op: Op[T]) -> Coroutine[Any, Any, T]:
-        """Drive an operation of the engine, awaited."""
-        return arun(op, self.async_gatherer.ask)
 
     def drive_sync(self, op: Op[T]) -> T:
         """Drive an operation of the engine, blocking."""
@@ -143,10 +149,10 @@ class Runtime:
         """Begin housekeeping. True the first time of all, False if it runs, or runs again in a
         forked worker.
         """
-        if self._started_in == os.getpid():
+        if self.started_in == os.getpid():
             return False
         self.sweeper.start()
-        first, self._started_in = self._started_in is None, os.getpid()
+        first, self.started_in = self.started_in is None, os.getpid()
         if first:
             self.warn_of_memory()
         return first
@@ -164,7 +170,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Stop the threads; waits for what they have under way."""
-        self._started_in = None
+        self.started_in = None
         self.heartbeat.stop()
         self.sweeper.stop()
 

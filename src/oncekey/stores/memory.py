@@ -124,6 +124,7 @@ class MemoryStore:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
+        self._now = self._clock.boot
         self._rows: dict[bytes, _Row] = {}
         # The highest fence that a sweep ever removed: new records start above it, so that no fence
         # is used twice.
@@ -168,9 +169,6 @@ class MemoryStore:
 
     async def aconnect(self) -> AsyncMemoryConnection:
         return AsyncMemoryConnection()
-
-    def _now(self) -> float:
-        return self._clock.boot()
 
     def _insert(self, verb: Insert, now: float) -> Inserted | Found:
         claim = verb.claim

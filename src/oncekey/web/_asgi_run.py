@@ -27,6 +27,7 @@ from oncekey._engine.guard import (
     Replay,
 )
 from oncekey._engine.keyless import PLAIN, Plain, keyless
+from oncekey._engine.lease import CONCLUDED, Phase
 from oncekey._engine.registry import Orphan
 from oncekey._engine.session import Session
 from oncekey._system.probes import probe
@@ -177,7 +178,7 @@ class Run:
     async def _run_app(self) -> None:
         attempts.enter(self._attempt)
         try:
-            if self._attempt.asks and await self._settle():
+            if self._attempt.lease.phase is Phase.ASKING and await self._settle():
                 return
             await self._middleware.app(self._scope, self._receive, self._captured)
             await self._check_answered()
@@ -250,7 +251,8 @@ class Run:
     async def _captured(self, message: Message) -> None:
         """Stands where the application believes the client to be."""
         capture = self._capture
-        if self._cut_off is not None or (self._attempt.finished and not capture.flowing):
+        is_over = not capture.flowing and self._attempt.lease.phase in CONCLUDED
+        if self._cut_off is not None or is_over:
             return  # what was answered is not this
         if message["type"] == "http.response.start":
             if capture.flowing:  # as servers say: a beginning was sent

@@ -358,8 +358,9 @@ class Edge:
             if attempt.recovering:
                 verdict = _of_recovered(attempt, verdict, status)
             end = endings.end_of_status(verdict, status, policy)
-        if capture.has_static_route and attempt.operation not in self.routes.names:
-            self.routes.note(attempt.operation)
+        operation = attempt.claim.operation
+        if capture.has_static_route and operation not in self.routes.names:
+            self.routes.note(operation)
         if end is End.KEPT and capture.status in CONDITIONAL:
             end = End.NO_EFFECT
         if end is not End.KEPT:

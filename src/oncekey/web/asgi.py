@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -219,7 +220,8 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
             return messages.send(send, answer)
         if call is None:
             return self._serve_keyless(scope, messages.resupply(body, receive), send, route)
-        edge.start()
+        if edge.runtime.started_in != os.getpid():
+            edge.start()
         return Run(self, scope, receive, send, route, body).decide(call)
 
     async def call(
