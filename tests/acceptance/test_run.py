@@ -116,4 +116,4 @@ def test_what_a_command_does_not_take_is_refused() -> None:
     command = [sys.executable, "dev", "check", "--fixx"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert done.returncode == 1
-    assert done.stderr == "./dev check does not take --fixx. ./dev shows what it takes.\n"
+    assert done.stderr == "./dev check does not take --fixx. See ./dev for its options.\n"
