@@ -150,30 +150,30 @@ def test_e16_the_place_where_it_is_mounted_is_its_root() -> None:
 
 def test_the_route_that_the_framework_found_decides() -> None:
     routes = Routes(Policy(), {"/orders/mine": Policy(recovery="resume"), "/orders/{id}": CHARGE})
-    assert routes.ruled("POST", "/orders/7", "/orders/{number}").recovery == "block"
-    assert routes.ruled("POST", "/orders/mine", "/orders/{number}").recovery == "resume"
-    assert routes.ruled("POST", "/what/ever", "/orders/{number}").recovery == "block"
-    assert routes.ruled("POST", "/what/ever", "/{a}/{b}").recovery == "rerun"
-    assert routes.ruled("PUT", "/orders/7", "/orders/{number}").recovery == "block"
+    assert routes.policy_of("POST", "/orders/7", "/orders/{number}").recovery == "block"
+    assert routes.policy_of("POST", "/orders/mine", "/orders/{number}").recovery == "resume"
+    assert routes.policy_of("POST", "/what/ever", "/orders/{number}").recovery == "block"
+    assert routes.policy_of("POST", "/what/ever", "/{a}/{b}").recovery == "rerun"
+    assert routes.policy_of("PUT", "/orders/7", "/orders/{number}").recovery == "block"
 
 
 @pytest.mark.parametrize("path", ["/Orders", "/orders/", "/ORDERS/"])
 def test_a_regular_expression_may_leave_much_open(path: str) -> None:
     expression = "/(?i)^orders/?$"
     strict = Routes(Policy(), {"POST /orders": CHARGE})
-    assert strict.ruled("POST", path, expression).recovery == "block"
-    assert strict.ruled("POST", path, "/{name}").recovery == "rerun"
+    assert strict.policy_of("POST", path, expression).recovery == "block"
+    assert strict.policy_of("POST", path, "/{name}").recovery == "rerun"
     loose = Routes(CHARGE, {"POST /orders": Policy(required=False)})
-    assert loose.ruled("POST", path, expression).required
+    assert loose.policy_of("POST", path, expression).required
 
 
 @pytest.mark.parametrize(("rule", "text"), [("/orders/", "/orders"), ("/orders", "/orders/")])
 def test_e16_a_rule_whose_slash_at_the_end_does_not_count(rule: str, text: str) -> None:
     strict = Routes(Policy(), {f"POST {text}": CHARGE})
-    assert strict.ruled("POST", rule, rule).required
-    assert not strict.ruled("POST", "/refunds/", "/{name}/").required
+    assert strict.policy_of("POST", rule, rule).required
+    assert not strict.policy_of("POST", "/refunds/", "/{name}/").required
     loose = Routes(CHARGE, {f"POST {text}": Policy(required=False)})
-    assert loose.ruled("POST", rule, rule).required
+    assert loose.policy_of("POST", rule, rule).required
 
 
 def test_a_line_end_behind_a_path_leads_around_no_rule() -> None:

@@ -69,12 +69,12 @@ class Unreadable(Exception):
 
 
 def undecided_of(app: Any, routes: Routes) -> list[str]:
-    """`Routes.undecided`, by the application's own routes where they can be seen."""
+    """`Routes.undecided_routes`, by the application's own routes where they can be seen."""
     try:
         served = list(_methods_served_by(app))
     except Unreadable:
         served = []
-    return routes.undecided(served or None)
+    return routes.undecided_routes(served or None)
 
 
 def _methods_served_by(app: Any) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from oncekey._engine.guard import Bypass, Decision, Execute, Refuse, Replay
 from oncekey._engine.keyless import passing
 from oncekey.web import _asgi_messages as messages
 from oncekey.web._asgi_messages import Message, Receive, Scope, Send
-from oncekey.web._asgi_run import Run
+from oncekey.web._asgi_run import RequestRun
 from oncekey.web._body import Body
 from oncekey.web._routes import Route
 
@@ -30,7 +30,7 @@ _SETTLED = Answer(204, (), b"")
 """Says nothing: the client has been answered."""
 
 
-class LateRun(Run):
+class LateRun(RequestRun):
     """One request, from its routing to its last byte."""
 
     __slots__ = ("_held", "_unprotected")
@@ -109,27 +109,27 @@ class LateRun(Run):
 
     async def _run_late(self) -> None:
         try:
-            await self._middleware.app(self._scope, self._receive, self._captured)
+            await self._middleware.app(self._scope, self._receive, self._collect)
             if self._held:
                 await self._check_answered()
         except BaseException as error:
-            if not self._held or not await self._survived(error):
+            if not self._held or not await self._answer_failure(error):
                 raise
         finally:
             self._body.close()
             if self._held:
                 await self._let_go()
 
-    async def _captured(self, message: Message) -> None:
+    async def _collect(self, message: Message) -> None:
         if self._held:
-            await super()._captured(message)
+            await super()._collect(message)
         elif self._unprotected:
             await self._send_unprotected(message)
         else:
             await self._send(message)
 
 
-class RecoveredRun(Run):
+class RecoveredRun(RequestRun):
     """A request that the recoverer runs: it is owned before the application looks at it."""
 
     __slots__ = ("reached",)

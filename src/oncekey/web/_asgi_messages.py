@@ -120,10 +120,10 @@ def resupply(body: Body, receive: Receive) -> Receive:
     """A `receive` that gives a body which was read already, then goes on as before."""
     supply = Supply(body)
 
-    async def resupplied() -> Message:
+    async def receive_again() -> Message:
         return await (receive() if supply.is_over else supply.next())
 
-    return resupplied
+    return receive_again
 
 
 async def send(send: Send, answer: Answer) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _LEFT = "whoever called has left"
 
 
-class Run:
+class RequestRun:
     """One guarded request, from decision to the last byte."""
 
     __slots__ = (
@@ -180,10 +180,10 @@ class Run:
         try:
             if self._attempt.lease.phase is Phase.ASKING and await self._settle():
                 return
-            await self._middleware.app(self._scope, self._receive, self._captured)
+            await self._middleware.app(self._scope, self._receive, self._collect)
             await self._check_answered()
         except BaseException as error:
-            if not await self._survived(error):
+            if not await self._answer_failure(error):
                 raise
         finally:
             await self._let_go()
@@ -201,7 +201,7 @@ class Run:
         elif not self._capture.complete and not self._attempt.finished:
             raise RuntimeError("the application returned without a complete answer")
 
-    async def _survived(self, error: BaseException) -> bool:
+    async def _answer_failure(self, error: BaseException) -> bool:
         """The handler raised. Whether its client was answered all the same."""
         if self._cut_off is not None and (
             isinstance(error, Exception) or not self._attempt.finished
@@ -216,7 +216,7 @@ class Run:
         """Ask what became of the attempt that died. False: nothing, the handler is to run."""
         session = self._session
         learned = await session.ask()
-        kept = self._edge.learned(self._attempt, learned)
+        kept = self._edge.storable_finding(self._attempt, learned)
         finished = await self._drive(session.learned(kept))
         if finished is None:
             return False
@@ -232,7 +232,7 @@ class Run:
             return False
         if isinstance(finished, GivenUp):  # its client hears of it here, whoever logs it by raising
             if not _is_being_cancelled():
-                await self._answer_instead(self._edge.broken())
+                await self._answer_instead(self._edge.render_broken())
             return False
         await self._answer(finished)
         return True
@@ -248,7 +248,7 @@ class Run:
             await self._flowing.wait()
         return await self._receive_from_client()
 
-    async def _captured(self, message: Message) -> None:
+    async def _collect(self, message: Message) -> None:
         """Stands where the application believes the client to be."""
         capture = self._capture
         is_over = not capture.flowing and self._attempt.lease.phase in CONCLUDED
@@ -367,7 +367,7 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class PlainRun(Run):
+class KeylessRun(RequestRun):
     """A request without a key on an atomic route. Its handler reads what the client sends."""
 
     __slots__ = ()

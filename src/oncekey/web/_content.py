@@ -28,7 +28,7 @@ def content_coding(request: Request) -> str:
     return "" if coding.lower() == "identity" else coding
 
 
-def said(request: Request, body: Body) -> bytes | None:
+def plain_body(request: Request, body: Body) -> bytes | None:
     """The body without its coding; None where that cannot be read, or is more than is looked
     into.
     """
@@ -58,10 +58,10 @@ def fingerprint(
     coding = content_coding(request) if b"content-encoding" in request.headers.first else ""
     if not coding or not body.size:
         made = rules(kind, body.content() if body.size <= LOOKED_INTO_BYTES_MAX else body)
-    elif (plain := said(request, body)) is not None:
+    elif (plain := plain_body(request, body)) is not None:
         made = rules(kind, plain)
     else:
-        made = rules(_coded(kind), body, unread=is_readable(coding))
+        made = rules(_coded_type(kind), body, unread=is_readable(coding))
     if isinstance(made, BadBody) or made.version == 1:
         return made
     return dataclasses.replace(made, earlier=partial(_earlier, rules, request, body, bytes_max))
@@ -74,7 +74,7 @@ def _earlier(rules: Rules, request: Request, body: Body, bytes_max: int) -> tupl
     if body.is_closed:
         return ()
     kind, coding, content = content_type(request), content_coding(request), body.content()
-    seen = [(_coded(kind), content)] if coding else [(kind, content)]
+    seen = [(_coded_type(kind), content)] if coding else [(kind, content)]
     if coding and (plain := decode(content, coding, bytes_max)) is not None:
         seen.append((kind, plain))
     made = [rules(*each, version=1) for each in seen]
@@ -82,7 +82,7 @@ def _earlier(rules: Rules, request: Request, body: Body, bytes_max: int) -> tupl
     return tuple(digests) or (b"",)  # what it refused, no record is of
 
 
-def _coded(kind: str) -> str:
+def _coded_type(kind: str) -> str:
     return f"{essence(kind)}+coded"
 
 

@@ -93,7 +93,7 @@ def check_kind(mark: Mark, view: Any, module: str, *, claims: bool) -> None:
         )
 
 
-def hidden(view: Any) -> Misuse:
+def hidden_mark(view: Any) -> Misuse:
     """What is told where a marked view is called whose mark nobody had seen."""
     return Misuse(
         f"{name_of(view)} is @idempotent, which could not be seen when its request came: a "
@@ -163,7 +163,7 @@ class Marked:
         """The rules of a marked endpoint that serves these methods; None: it is not guarded."""
         found = self._known.get((id(mark), methods))
         if found is None:
-            found = mark, self._settled(mark, methods)
+            found = mark, self._policy_of(mark, methods)
             if len(self._known) < KNOWN_MAX:
                 self._known[id(mark), methods] = found
         return found[1]
@@ -181,7 +181,7 @@ class Marked:
             raise Misuse(UNUSED)
         return settled
 
-    def _settled(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
+    def _policy_of(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
         """Whoever marks an endpoint wants it guarded: all its methods that change something are,
         unless the policy names some.
         """

@@ -41,7 +41,7 @@ from oncekey.stores.base import Store
 from oncekey.web import _kept_request as kept_requests
 from oncekey.web._body import AWAY_BYTES_MIN, Body
 from oncekey.web._capture import Capture
-from oncekey.web._content import content_type, fingerprint, said
+from oncekey.web._content import content_type, fingerprint, plain_body
 from oncekey.web._replay_cache import BODY_BYTES_MAX, RECENT_S, Asked, Recent
 from oncekey.web._request import Headers, Request
 from oncekey.web._request_key import find_in_body, find_in_query, may_hold_key, missing_key
@@ -129,9 +129,9 @@ class Edge:
         self.store, self.clock = self.runtime.store, self.runtime.clock
         self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
         self.guard.reports.names = self.routes.names
-        check(atomic, self.store, self.routes.named)
+        check(atomic, self.store, self.routes.names_where)
         self.adapter = atomic
-        self.undecided: Callable[[], list[str]] = self.routes.undecided
+        self.undecided_routes: Callable[[], list[str]] = self.routes.undecided_routes
         """The routes whose recovery nobody has chosen; a form that knows its routes names them."""
         self.recent = Recent(recent_s)
         self._told: set[tuple[str, str]] = set()
@@ -265,7 +265,11 @@ class Edge:
         digests = self._digests(request, body, key) if policy.field_digests else {}
         stamp = profile.first_sent_in
         sent = None if stamp is None else parse_first_sent(request.headers.all(stamp.name))
-        lasts_s = None if policy.retention_declared_s is None else self._declared(request, policy)
+        lasts_s = (
+            None
+            if policy.retention_declared_s is None
+            else self._requested_retention(request, policy)
+        )
         if isinstance(lasts_s, Problem):
             return lasts_s
         away = body.put_away if body.size > AWAY_BYTES_MIN else None
@@ -275,7 +279,7 @@ class Edge:
     @staticmethod
     def _digests(request: Request, body: Body, key: str) -> dict[str, str]:
         """Of each field; none where the body is not looked into."""
-        plain = said(request, body)
+        plain = plain_body(request, body)
         return {} if plain is None else field_digests(content_type(request), plain, key)
 
     def _target(self, request: Request) -> str:
@@ -283,7 +287,7 @@ class Edge:
         target = self.profile.target_in
         return "" if target is None else request.headers.get(target.name, "")
 
-    def _declared(self, request: Request, policy: Policy) -> float | Problem | None:
+    def _requested_retention(self, request: Request, policy: Policy) -> float | Problem | None:
         """The retention that the client asks for, where it may."""
         lines, range_s = request.headers.all(retention.REQUEST_HEADER), policy.retention_declared_s
         return retention.requested_retention_s(lines, range_s) if lines and range_s else None
@@ -368,7 +372,7 @@ class Edge:
         headers = kept_headers(capture.headers, policy, self.profile)
         return end, Answer(status, headers, capture.body)
 
-    def learned(self, attempt: Attempt, learned: object) -> object:
+    def storable_finding(self, attempt: Attempt, learned: object) -> object:
         """What `ask` found out, an answer without what must not be kept of it."""
         if not isinstance(learned, Answer):
             return learned
@@ -395,14 +399,14 @@ class Edge:
     def refusal(self, problem: Problem) -> Answer:
         return profiles.render(problem, self.profile)
 
-    def marked_unknown(self, headers: Iterable[Line]) -> list[Line]:
+    def mark_unknown(self, headers: Iterable[Line]) -> list[Line]:
         """The headers of an application's own answer, after which nobody knows what it did."""
         return unknown_headers(headers, self.profile)
 
-    def broken(self) -> Answer:
+    def render_broken(self) -> Answer:
         """What is sent in place of an exception, after which nobody knows what was done."""
         refused = profiles.render(refusals.request_failed(), self.profile, 500)
-        headers = self.marked_unknown(refused.headers)
+        headers = self.mark_unknown(refused.headers)
         return Answer(refused.status, tuple(headers), refused.body)
 
     def answer(self, finished: Finished, capture: Capture, key: str) -> Answer | None:
@@ -422,7 +426,7 @@ class Edge:
             case Given():
                 return None
             case GivenUp():
-                capture.headers = self.marked_unknown(capture.headers)
+                capture.headers = self.mark_unknown(capture.headers)
                 return None
             case Unstored():
                 capture.headers.append(UNSTORED)
@@ -432,7 +436,9 @@ class Edge:
             case Refuse(problem):
                 return self.refusal(problem)
 
-    def settled(self, finished: Finished, learned: object, capture: Capture, key: str) -> Answer:
+    def answer_asked(
+        self, finished: Finished, learned: object, capture: Capture, key: str
+    ) -> Answer:
         """What is sent, once `ask` has found out what became of the attempt that died."""
         if isinstance(learned, Answer):
             capture.replace(learned)
@@ -445,7 +451,7 @@ class Edge:
         """Begin housekeeping, and say once which operations run again after a crash because nobody
         has chosen otherwise.
         """
-        if self.runtime.start() and (undecided := self.undecided()):
+        if self.runtime.start() and (undecided := self.undecided_routes()):
             warn(
                 "recovery",
                 f"if a process dies while it runs one of these, a retry runs it again: "

@@ -20,11 +20,18 @@ from oncekey._engine.registry import Orphan
 from oncekey.errors import Misuse
 from oncekey.web._asgi_late import RecoveredRun
 from oncekey.web._asgi_messages import App, Receive, Scope, Send
-from oncekey.web._asgi_run import Run
+from oncekey.web._asgi_run import RequestRun
 from oncekey.web._body import Body
 from oncekey.web._kept_request import KeptRequest
 from oncekey.web._middleware_order import layers
-from oncekey.web._recovery import AsgiRunner, Reread, left, nobody, reread, scope_of
+from oncekey.web._recovery import (
+    AsgiRunner,
+    Reread,
+    receive_disconnect,
+    reread,
+    scope_of,
+    send_to_nobody,
+)
 from oncekey.web._routes import Route
 from oncekey.web.asgi import IdempotencyMiddleware
 
@@ -106,8 +113,8 @@ def entrance(app: Any) -> App:
         app.middleware_stack = app.build_middleware_stack()
     for layer in layers(app.middleware_stack):
         if type(layer).__name__ == "ExceptionMiddleware":
-            entered: App = layer
-            return entered
+            enter_recovered: App = layer
+            return enter_recovered
     raise Misuse("this application has no ExceptionMiddleware: it is none of Starlette's")
 
 
@@ -137,7 +144,7 @@ def replace_in(app: Any, guard: IdempotencyMiddleware, recover_as: RecoverAs) ->
 # ------------------------------------------------------------------------------- the guard
 
 
-async def selected(scope: Scope, receive: Receive, send: Send) -> None:
+async def run_route(scope: Scope, receive: Receive, send: Send) -> None:
     """The application that a guarded request is for: the route that was found for it; or the
     application again, where the recoverer enters it.
     """
@@ -165,18 +172,21 @@ class _Runner(AsgiRunner):
         found = self._find(kept, headers)
         return None if found is None else found[0]
 
-    def _run(self, found: Reread) -> Run:
+    def _run(self, found: Reread) -> RequestRun:
         guard, kept = self._guard, found.kept
         _, app, scope = self._find(kept, found.headers) or (None, None, {})
         replace_in(app, guard, guard.recover_as or {})
-        enter, given = entrance(app), (left, nobody, found.route, Body(kept.body))
+        enter, given = (
+            entrance(app),
+            (receive_disconnect, send_to_nobody, found.route, Body(kept.body)),
+        )
         run = RecoveredRun(guard, scope, *given)
 
-        async def entered(scope: Scope, receive: Receive, send: Send) -> None:
+        async def enter_recovered(scope: Scope, receive: Receive, send: Send) -> None:
             recovered.set(run)
             await enter(scope, receive, send)
 
-        scope[ENTERS] = entered
+        scope[ENTERS] = enter_recovered
         return run
 
 

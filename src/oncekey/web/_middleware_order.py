@@ -109,7 +109,7 @@ def check_mounted(router: Any, guard: type, meant: Iterable[str] = ()) -> None:
     """The same for what stands around a router's routes, and within the applications that are
     mounted there, which may be guarded by no key at all. So it only warns.
     """
-    for app in _mounted(router):
+    for app in _mounted_apps(router):
         _check(_inside(app), meant, None, f"{_ADD}, around the whole application")
         for each in getattr(app, "user_middleware", ()):
             if each.cls is guard:
@@ -121,12 +121,12 @@ def check_mounted(router: Any, guard: type, meant: Iterable[str] = ()) -> None:
                 )
 
 
-def _mounted(router: Any, within: int = 0) -> Iterator[Any]:
+def _mounted_apps(router: Any, within: int = 0) -> Iterator[Any]:
     for route in getattr(router, "routes", ()):
         if (app := getattr(route, "app", None)) is not None:
             yield app
         if within < _WITHIN_MAX:
-            yield from _mounted(route, within + 1)
+            yield from _mounted_apps(route, within + 1)
 
 
 def check_inside_wsgi(app: Any, meant: Iterable[str] = ()) -> None:
@@ -293,7 +293,7 @@ def warn_of_views(views: Iterable[Any]) -> None:
     """Warn of views, or of what stands below their marks, that check who sends a request: the key
     is claimed before they are called.
     """
-    found = [f"{name} of {_called(view)}" for view in views for name in _on(view)]
+    found = [f"{name} of {_name_of_view(view)}" for view in views for name in _on(view)]
     if found:
         warn(
             "order",
@@ -307,7 +307,7 @@ def _owner(view: Any) -> Any:
     return getattr(view, "view_class", None) or getattr(view, "cls", None)
 
 
-def _called(view: Any) -> str:
+def _name_of_view(view: Any) -> str:
     return str(getattr(_owner(view) or view, "__name__", view))
 
 

@@ -24,7 +24,7 @@ from oncekey._engine.registry import Orphan
 from oncekey._system.offload import cpu_thread
 from oncekey.errors import CorruptRecord, Misuse
 from oncekey.web._asgi_messages import Message, Scope
-from oncekey.web._asgi_run import Run
+from oncekey.web._asgi_run import RequestRun
 from oncekey.web._body import Body
 from oncekey.web._edge import Edge
 from oncekey.web._kept_request import KeptRequest, decode
@@ -127,10 +127,10 @@ class AsgiRunner(_Runner):
         self._edge.start()
         return await self._run(found).take_up(found.call, orphan)
 
-    def _run(self, found: Reread) -> Run:
+    def _run(self, found: Reread) -> RequestRun:
         scope = scope_of(found.kept, found.headers, self._middleware.lifespan)
-        given = scope, left, nobody, found.route, Body(found.kept.body)
-        return Run(self._middleware, *given)
+        given = scope, receive_disconnect, send_to_nobody, found.route, Body(found.kept.body)
+        return RequestRun(self._middleware, *given)
 
 
 def scope_of(kept: KeptRequest, headers: list[tuple[bytes, bytes]], lifespan: Scope) -> Scope:
@@ -157,11 +157,11 @@ def scope_of(kept: KeptRequest, headers: list[tuple[bytes, bytes]], lifespan: Sc
     return scope
 
 
-async def left() -> Message:
+async def receive_disconnect() -> Message:
     return {"type": "http.disconnect"}
 
 
-async def nobody(message: Message) -> None:
+async def send_to_nobody(message: Message) -> None:
     raise OSError("no client waits for this answer")
 
 

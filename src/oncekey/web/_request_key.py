@@ -10,7 +10,7 @@ from oncekey._core.key import BadKey
 from oncekey._core.problems import Kind, Problem
 from oncekey._core.profiles import BodyField, Header, Profile, QueryParameter
 from oncekey.web._body import Body
-from oncekey.web._content import content_coding, content_type, said
+from oncekey.web._content import content_coding, content_type, plain_body
 from oncekey.web._request import Request
 
 _NO_JSON = ("image/", "audio/", "video/", "font/")
@@ -36,7 +36,7 @@ def find_in_body(
 
 
 def _read_field(request: Request, body: Body, name: str) -> str | BadBody | Problem | None:
-    kind, plain = content_type(request), said(request, body)
+    kind, plain = content_type(request), plain_body(request, body)
     if plain is not None:
         return fingerprints.extract_field(kind, plain, name)
     if fingerprints.is_read_by_part(kind) and not content_coding(request):

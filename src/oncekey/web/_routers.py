@@ -64,15 +64,15 @@ def _strips(app: Any) -> bool:
 def _after_root(root: str, path: str) -> str:
     """What stands behind the root counts, whatever stands before it."""
     _, found, rest = path.partition(root)
-    return _joined(root, rest) if found else path
+    return _join(root, rest) if found else path
 
 
 def _behind_root(root: str, path: str) -> str:
     path = as_url(path)
-    return _joined(root, path.removeprefix(root)) if path.startswith(root) else path
+    return _join(root, path.removeprefix(root)) if path.startswith(root) else path
 
 
-def _joined(root: str, rest: str) -> str:
+def _join(root: str, rest: str) -> str:
     base = root.rstrip("/")
     return f"{base}{rest}" if rest[:1] in ("", "/") else f"{base}/{rest}"
 

@@ -111,7 +111,7 @@ class Routes:
         self.declared_root = ""
         """Where the application says that it is mounted, whatever its server says."""
 
-    def named(self, condition: Callable[[Policy], bool]) -> list[str]:
+    def names_where(self, condition: Callable[[Policy], bool]) -> list[str]:
         """The routes whose policy meets a condition, as they are written."""
         found = [f"{t.method or 'any'} {t.text}" for t in self._templates if condition(t.policy)]
         rest = "any other route" if self._templates else "any route"
@@ -122,7 +122,7 @@ class Routes:
         if len(self.names) < NAMES_MAX:
             self.names.add(operation)
 
-    def undecided(self, served: Iterable[tuple[str, str]] | None = None) -> list[str]:
+    def undecided_routes(self, served: Iterable[tuple[str, str]] | None = None) -> list[str]:
         """The guarded routes that run again after a crash because nobody has chosen otherwise, as
         they are written. `served` are the routes of the application, methods and paths, where they
         are known.
@@ -176,7 +176,7 @@ class Routes:
             or self._template(method, path) is None
         ):
             mounted, inner = _below(root, path)
-        texts = readings(inner)
+        texts = (inner,) if _ODD.search(inner) is None else readings(inner)
         own = inner and self.spelled(method, texts[-1])
         plain = Route(f"{method} {mounted}{own}", self._default)
         if not self._templates:
@@ -185,9 +185,9 @@ class Routes:
         if not any(fitting):  # a router may ignore a slash at the end, and case; or it may not
             loose = (self._template(method, t, other_end(t), in_any_case=True) for t in texts)
             fitting = [*loose, None]
-        return self._judged(method, mounted, plain, fitting)
+        return self._choose(method, mounted, plain, fitting)
 
-    def _judged(
+    def _choose(
         self, method: str, mounted: str, plain: Route, fitting: list[_Template | None]
     ) -> Route:
         """The route of a path that can be read in several ways: a template's, unless that would
@@ -207,7 +207,7 @@ class Routes:
         required = max(possible, key=lambda each: each.policy.required)
         return dataclasses.replace(required, is_unclear=True)
 
-    def ruled(self, method: str, path: str, rule: str, serves: Serves | None = None) -> Policy:
+    def policy_of(self, method: str, path: str, rule: str, serves: Serves | None = None) -> Policy:
         """The policy of a request for which the framework found a route. `rule` is that route's
         path with its variables in braces, or a regular expression; `path` is the request's own,
         below the root. `serves` tells whether the same route, called in the same way, serves
@@ -330,7 +330,7 @@ def _normal(path: str) -> str:
 
 def readings(path: str) -> tuple[str, ...]:
     """The path as it is, then as routers may read it; its normal form is the last one."""
-    if _ODD.search(path) is None:  # `is_normal`, without the call: every request passes here
+    if is_normal(path):
         return (path,)
     *inner, last = _parts(path)
     merged = "/" + "/".join([*filter(None, inner), last])

@@ -55,7 +55,7 @@ from oncekey.web._tenant import Tenant
 _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 
 
-class Visit:
+class ViewCall:
     """A view that is to run, and whose answer is then recorded."""
 
     __slots__ = ("attempt", "capture", "given_up", "outer", "session", "unit")
@@ -88,11 +88,11 @@ def _widest(policies: Iterable[Policy]) -> Policy:
     return max(policies, key=lambda policy: policy.request_bytes_max)
 
 
-Begun = Visit | Answer | None
+Begun = ViewCall | Answer | None
 """Run it and record its answer; do not run it, this is its answer; just run it."""
 
 
-class Views:
+class GuardedViews:
     """Guards the views of one application."""
 
     def __init__(
@@ -121,7 +121,9 @@ class Views:
             quota=quota,
         )
         settled = self.edge.routes
-        looks = ", ".join(settled.named(lambda policy: bool(SAFE.intersection(policy.methods))))
+        looks = ", ".join(
+            settled.names_where(lambda policy: bool(SAFE.intersection(policy.methods)))
+        )
         _must_change(looks, settled.methods)
         self.runtime = self.edge.runtime
         self._marked = Marked(self.edge, policy, atomic)
@@ -145,7 +147,7 @@ class Views:
         named = _VARIABLE.sub(r"{\1}", template)
         if mark is None:
             path = within(request.root, request.path) if path is None else path
-            policy = self.edge.routes.ruled(method, path, named, serves)
+            policy = self.edge.routes.policy_of(method, path, named, serves)
         elif (marked := self._marked.policy(mark, frozenset({method}))) is not None:
             policy = marked
         else:
@@ -177,7 +179,7 @@ class Views:
         path = _VARIABLE.sub(r"{\1}", template)
         return method in self.edge.routes.match(method, path).policy.methods
 
-    def undecided(self, served: Iterable[tuple[str, str, Mark | None]]) -> list[str]:
+    def undecided_views(self, served: Iterable[tuple[str, str, Mark | None]]) -> list[str]:
         """The guarded views that run again after a crash because nobody has chosen otherwise: of
         these, each with its method, its path and its mark.
         """
@@ -185,7 +187,7 @@ class Views:
         for method, template, mark in served:
             path = _VARIABLE.sub(r"{\1}", template)
             if mark is None:
-                found += routes.undecided([(method, path)])
+                found += routes.undecided_routes([(method, path)])
             elif not routes.chosen and mark.policy is not None:
                 settled = self._marked.policy(mark, frozenset({method}))
                 is_chosen = mark.policy.recovery is not INHERIT
@@ -217,14 +219,16 @@ class Views:
         drive = (unit or self.runtime).drive_sync
         ports = None if unit is not None else self.runtime.ports_sync()
         session = Session(self.runtime.guard, call, route.policy, ports)
-        visit = Visit(session, unit)
-        with self._leaving(visit):
+        visit = ViewCall(session, unit)
+        with self._leave_on_error(visit):
             decision: Decision = drive(session.open())
-            begun = self._begun(decision, visit)
+            begun = self._enter(decision, visit)
             if visit.attempt is not None and visit.attempt.asks:
                 learned = session.ask_sync()
-                finished = drive(session.learned(self.edge.learned(visit.attempt, learned)))
-                return self._learned(visit, learned, finished)
+                finished = drive(
+                    session.learned(self.edge.storable_finding(visit.attempt, learned))
+                )
+                return self._answer_asked(visit, learned, finished)
         return begun
 
     def begin_keyless(self, route: Route) -> Begun:
@@ -236,7 +240,7 @@ class Views:
         decision: Decision = unit.drive_sync(session.open())
         if isinstance(decision, Refuse):
             return self.edge.refusal(decision.problem)
-        visit = Visit(session, unit)
+        visit = ViewCall(session, unit)
         if isinstance(decision, Execute):
             visit.attempt = decision.attempt
             attempts.enter(decision.attempt)
@@ -259,15 +263,15 @@ class Views:
             return call
         runtime = self.runtime
         session = Session(runtime.guard, call, route.policy, runtime.ports())
-        visit = Visit(session)
-        with self._leaving(visit):
+        visit = ViewCall(session)
+        with self._leave_on_error(visit):
             decision = await runtime.drive(session.open())
-            begun = self._begun(decision, visit)
+            begun = self._enter(decision, visit)
             if visit.attempt is not None and visit.attempt.asks:
                 learned = await session.ask()
-                kept = self.edge.learned(visit.attempt, learned)
+                kept = self.edge.storable_finding(visit.attempt, learned)
                 finished = await runtime.drive(session.learned(kept))
-                return self._learned(visit, learned, finished)
+                return self._answer_asked(visit, learned, finished)
         return begun
 
     def _key(
@@ -295,7 +299,7 @@ class Views:
         # Who sent it was checked before, outside: no recoverer could pass there without the client.
         return dataclasses.replace(call, request=None)
 
-    def _begun(self, decision: Decision, visit: Visit) -> Visit | Answer:
+    def _enter(self, decision: Decision, visit: ViewCall) -> ViewCall | Answer:
         session = visit.session
         match decision:
             case Execute(attempt):
@@ -311,18 +315,20 @@ class Views:
                 attempts.serve(passing(lambda: applies, self.edge.store, session.claim))
                 return visit
 
-    def _learned(self, visit: Visit, learned: object, finished: Finished | None) -> Visit | Answer:
+    def _answer_asked(
+        self, visit: ViewCall, learned: object, finished: Finished | None
+    ) -> ViewCall | Answer:
         """What is answered, now that it is known what became of the attempt that died; the visit,
         if the view is to run.
         """
         if finished is None:
             return visit
         self.leave(visit)
-        return self.edge.settled(finished, learned, visit.capture, visit.session.call.key)
+        return self.edge.answer_asked(finished, learned, visit.capture, visit.session.call.key)
 
     # -------------------------------------------------------------------- after the view
 
-    def end_sync(self, visit: Visit) -> Answer | None:
+    def end_sync(self, visit: ViewCall) -> Answer | None:
         """Record what the view answered, which is in the visit's capture. None: that is sent, with
         the headers that it has there now; else: this instead.
         """
@@ -331,14 +337,14 @@ class Views:
         finished: Finished = (visit.unit or self.runtime).drive_sync(op)
         return self.edge.answer(finished, visit.capture, visit.session.call.key)
 
-    async def end(self, visit: Visit) -> Answer | None:
+    async def end(self, visit: ViewCall) -> Answer | None:
         """`end_sync`, awaited."""
         if (op := self._conclusion(visit)) is None:
             return None
         finished = await self.runtime.drive(op)
         return self.edge.answer(finished, visit.capture, visit.session.call.key)
 
-    def _conclusion(self, visit: Visit) -> Op[Finished] | None:
+    def _conclusion(self, visit: ViewCall) -> Op[Finished] | None:
         attempt, capture, edge = visit.attempt, visit.capture, self.edge
         if attempt is None:
             capture.headers.append(UNSTORED)
@@ -347,22 +353,22 @@ class Views:
         verdict, kept = edge.classify(attempt, capture)
         return visit.session.answered(verdict, kept)
 
-    def fail_sync(self, visit: Visit, error: BaseException) -> Answer | None:
+    def fail_sync(self, visit: ViewCall, error: BaseException) -> Answer | None:
         """The view raised. What is to be answered all the same, if there is something."""
         if visit.attempt is None:
             return None
         drive = (visit.unit or self.runtime).drive_sync
-        return self._survived(visit, error, drive(visit.session.failed(error)))
+        return self._answer_failure(visit, error, drive(visit.session.failed(error)))
 
-    async def fail(self, visit: Visit, error: BaseException) -> Answer | None:
+    async def fail(self, visit: ViewCall, error: BaseException) -> Answer | None:
         """`fail_sync`, awaited."""
         if visit.attempt is None:
             return None
         finished = await self.runtime.drive(visit.session.failed(error))
-        return self._survived(visit, error, finished)
+        return self._answer_failure(visit, error, finished)
 
-    def _survived(
-        self, visit: Visit, error: BaseException, finished: Finished | None
+    def _answer_failure(
+        self, visit: ViewCall, error: BaseException, finished: Finished | None
     ) -> Answer | None:
         visit.given_up = isinstance(finished, GivenUp)
         if finished is None or isinstance(finished, Given | GivenUp):
@@ -371,7 +377,7 @@ class Views:
         return self.edge.answer(finished, visit.capture, visit.session.call.key)
 
     @contextmanager
-    def _leaving(self, visit: Visit) -> Iterator[None]:
+    def _leave_on_error(self, visit: ViewCall) -> Iterator[None]:
         """What is interrupted before the view could begin is left to lapse."""
         try:
             yield
@@ -379,7 +385,7 @@ class Views:
             self.leave(visit)
             raise
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, visit: ViewCall) -> None:
         """The view has ended, however it did."""
         visit.session.close()
         if visit.unit is not None:

@@ -48,15 +48,15 @@ def request(environ: Environ) -> Request:
         path = f"/{path}"
     return Request(
         environ["REQUEST_METHOD"].upper(),  # as frameworks read it
-        _decoded(root + path),
+        _decode(root + path),
         environ.get("QUERY_STRING", "").encode("latin-1"),
         Headers(lines),
         environ,
-        _decoded(root),
+        _decode(root),
     )
 
 
-def _decoded(path: str) -> str:
+def _decode(path: str) -> str:
     """WSGI hands over bytes as if they were Latin-1. Those that are no text stay told apart."""
     return path.encode("latin-1").decode("utf-8", "surrogateescape")
 
@@ -65,7 +65,7 @@ def variable(header: bytes) -> str:
     return "HTTP_" + header.decode("latin-1").upper().replace("-", "_")
 
 
-def matched(environ: Environ) -> bool:
+def found_route(environ: Environ) -> bool:
     """Whether the framework found a route; where nobody can tell, a 404 is the router's."""
     found = environ.get("werkzeug.request")
     return getattr(found, "url_rule", None) is not None or "django.route" in environ

@@ -44,7 +44,7 @@ from oncekey.web._app_checks import (
 )
 from oncekey.web._application import check_asgi
 from oncekey.web._asgi_messages import App, Message, Receive, Scope, Send
-from oncekey.web._asgi_run import PlainRun, Run
+from oncekey.web._asgi_run import KeylessRun, RequestRun
 from oncekey.web._body import Body
 from oncekey.web._content import takes_long
 from oncekey.web._edge import OVERRIDES, Edge, log
@@ -151,7 +151,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
             return
         elif scope["type"] == "lifespan":
             self.lifespan, self._unfit = scope, None
-            await self.app(scope, self._draining(receive), self._starting(send))
+            await self.app(scope, self._drain_at_end(receive), self._check_at_start(send))
             self._tell_test_clients()
             return
         await self.app(scope, receive, send)
@@ -168,7 +168,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
     ) -> None:
         """It brings no key and needs none."""
         if route.policy.atomic and self.edge.adapter is not None:
-            await PlainRun(self, scope, receive, send, route, Body()).serve()
+            await KeylessRun(self, scope, receive, send, route, Body()).serve()
         else:
             await self.serve(scope, receive, send)
 
@@ -222,7 +222,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
             return self._serve_keyless(scope, messages.resupply(body, receive), send, route)
         if edge.runtime.started_in != os.getpid():
             edge.start()
-        return Run(self, scope, receive, send, route, body).decide(call)
+        return RequestRun(self, scope, receive, send, route, body).decide(call)
 
     async def call(
         self, request: Request, route: Route, key: str | None, body: Body
@@ -274,8 +274,8 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
 
     # ------------------------------------------------------------------------ start and end
 
-    def _starting(self, send: Send) -> Send:
-        async def starting(message: Message) -> None:
+    def _check_at_start(self, send: Send) -> Send:
+        async def send_or_fail(message: Message) -> None:
             if self._unfit:  # the server was told that the start failed, and hears no more
                 return
             if message["type"] == "lifespan.startup.complete":
@@ -290,7 +290,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
                 await self.close()
             await send(message)
 
-        return starting
+        return send_or_fail
 
     def _tell_test_clients(self) -> None:
         """They go by an exception, and would wait for ever without it."""
@@ -307,13 +307,13 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         check_one_guard(self.app, IdempotencyMiddleware)
         check_inside(self.app, self.edge.tenant, self._meant)
         check_mounted(app, IdempotencyMiddleware, self._meant)
-        guarded = self._guarded(app)
+        guarded = self._guarded_routes(app)
         check_dependencies(guarded, self.edge.tenant)
         warn_of_endpoints(guarded)
-        self.edge.undecided = partial(undecided_of, app, self.edge.routes)
+        self.edge.undecided_routes = partial(undecided_of, app, self.edge.routes)
         self._looked = True
 
-    def _guarded(self, app: Any) -> list[tuple[Any, str]]:
+    def _guarded_routes(self, app: Any) -> list[tuple[Any, str]]:
         """The routes of an application that are guarded here, as far as they can be seen."""
         with contextlib.suppress(Unreadable):
             return [
@@ -324,8 +324,8 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
             ]
         return []
 
-    def _draining(self, receive: Receive) -> Receive:
-        async def draining() -> Message:
+    def _drain_at_end(self, receive: Receive) -> Receive:
+        async def receive_or_drain() -> Message:
             if self._unfit:  # the server asks no more, but the application may have started much
                 return {"type": "lifespan.shutdown"}
             message = await receive()
@@ -333,7 +333,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
                 await self.drain()
             return message
 
-        return draining
+        return receive_or_drain
 
     async def start(self) -> None:
         """Check the store before the first request. One that is only down may come up later."""

@@ -72,7 +72,7 @@ from oncekey.web._fastapi_recovery import (
     check_used,
     dependants_of,
     recovered,
-    selected,
+    run_route,
 )
 from oncekey.web._middleware_order import layers, warn_of_endpoints
 from oncekey.web._request import GUARDED, Request, guarded_twice, within
@@ -124,7 +124,7 @@ class Idempotency(metaclass=Checked):
             return tenant(StarletteRequest(dict(request.scope)))
 
         self.guard = RouteGuard(
-            selected,
+            run_route,
             store=store,
             tenant=tenant_of,
             policy=policy,
@@ -138,7 +138,7 @@ class Idempotency(metaclass=Checked):
         )
         self.guard.recover_as, self.guard.lets_recoverer_in = recover_as, recover_as is not None
         self.edge = self.guard.edge
-        self.edge.undecided = self._undecided
+        self.edge.undecided_routes = self._undecided_routes
         self.marked = Marked(self.edge, policy, atomic)
         self._app: Any = None
         self.made: list[IdempotentRoute] = []
@@ -185,9 +185,11 @@ class Idempotency(metaclass=Checked):
             served = [(each, each.path) for each in self.made]
         return ((each, path) for each, path in served if isinstance(each, self.route_class))
 
-    def _undecided(self) -> list[str]:
+    def _undecided_routes(self) -> list[str]:
         return list(
-            dict.fromkeys(name for route, path in self._ours() for name in route.undecided(path))
+            dict.fromkeys(
+                name for route, path in self._ours() for name in route.undecided_methods(path)
+            )
         )
 
     def _check_recovery(self) -> None:
@@ -272,7 +274,7 @@ class IdempotentRoute(APIRoute):
                 f"{path}: {name_of(endpoint)} is @idempotent, but none of its methods is guarded: "
                 f"name them, @idempotent(Policy(methods={(*sorted(served),)}))"
             )
-        super().__init__(path, _claiming(endpoint) if self._guarded else endpoint, **settings)
+        super().__init__(path, _claim_first(endpoint) if self._guarded else endpoint, **settings)
         policies = [self._policy or routes.match(method, path).policy for method in self._guarded]
         self.is_atomic = any(policy.atomic for policy in policies)
         self.resumes = sorted(
@@ -302,12 +304,12 @@ class IdempotentRoute(APIRoute):
         named = sorted(self._guarded)
         return [each for each in named if each in routes.match(each, path).policy.methods]
 
-    def undecided(self, path: str) -> list[str]:
+    def undecided_methods(self, path: str) -> list[str]:
         """What of it runs again after a crash because nobody has chosen otherwise."""
         routes = self.idempotency.edge.routes
         named = [(method, path) for method in sorted(self._guarded)]
         if self._policy is None:
-            return routes.undecided(named)
+            return routes.undecided_routes(named)
         mark = mark_of(self.endpoint)
         own = mark is not None and mark.policy is not None and mark.policy.recovery is not INHERIT
         is_chosen = own or routes.chosen or self._policy.atomic
@@ -334,7 +336,7 @@ class IdempotentRoute(APIRoute):
     def _applies(self, scope: Scope) -> tuple[str, Policy]:
         method, root, template = scope["method"], scope.get("root_path", ""), _template(self, scope)
         routes = self.idempotency.edge.routes
-        policy = self._policy or routes.ruled(method, within(root, scope["path"]), template)
+        policy = self._policy or routes.policy_of(method, within(root, scope["path"]), template)
         return f"{method} {root}{template}", policy
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -408,7 +410,7 @@ def _template(route: APIRoute, scope: Scope) -> str:
     return str(included.path_format if ours else route.path_format)
 
 
-def _claiming(endpoint: Endpoint) -> Endpoint:
+def _claim_first(endpoint: Endpoint) -> Endpoint:
     """The endpoint, with the claim before it. FastAPI calls it when everything else is done."""
     if getattr(endpoint, _CLAIMS, False):  # a route that was copied
         return endpoint
@@ -421,7 +423,7 @@ def _claiming(endpoint: Endpoint) -> Endpoint:
     in_loop = is_async(endpoint)
 
     @functools.wraps(endpoint)
-    async def claiming(**values: Any) -> Any:
+    async def claim_and_call(**values: Any) -> Any:
         if (again := recovered.get()) is not None:
             again.reached = True
             recovered.set(None)  # what the endpoint calls is not recovered
@@ -437,9 +439,9 @@ def _claiming(endpoint: Endpoint) -> Endpoint:
     # Annotations that are text are looked up where the endpoint was written; older releases of
     # FastAPI would look here.
     with contextlib.suppress(NameError):
-        claiming.__signature__ = inspect.signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
-    setattr(claiming, _CLAIMS, True)
-    return claiming
+        claim_and_call.__signature__ = inspect.signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
+    setattr(claim_and_call, _CLAIMS, True)
+    return claim_and_call
 
 
 def _response(answer: Answer) -> Response:

@@ -49,7 +49,7 @@ from oncekey.web._request import GUARDED, Request, guarded_twice
 from oncekey.web._routes import Finds, Route
 from oncekey.web._settings_check import Checked
 from oncekey.web._tenant import check_sync
-from oncekey.web._views import Views, Visit
+from oncekey.web._views import GuardedViews, ViewCall
 from oncekey.web.wsgi import IdempotencyMiddleware as Around
 
 __all__ = ["Oncekey", "idempotent", "not_idempotent"]
@@ -88,7 +88,7 @@ class Oncekey(metaclass=Checked):
         quota: Quota | None = None,
     ) -> None:
         check_sync(tenant)
-        self.views = Views(
+        self.views = GuardedViews(
             store=store,
             tenant=lambda _: tenant(request),
             policy=policy,
@@ -99,7 +99,7 @@ class Oncekey(metaclass=Checked):
             atomic=atomic,
             quota=quota,
         )
-        check_ask_blocks(self.views.edge.routes.named)
+        check_ask_blocks(self.views.edge.routes.names_where)
         if app is not None:
             self.init_app(app)
 
@@ -127,14 +127,14 @@ class Oncekey(metaclass=Checked):
             self.views.check(app.view_functions.values())
             warn_of_views(
                 view if mark is None else marks.below_mark(view)
-                for rule, method, mark in _served(app)
+                for rule, method, mark in _views_of(app)
                 for view in (app.view_functions[rule.endpoint],)
                 if (self.views.is_guarded(method, rule.rule) if mark is None else mark.policy)
             )
-            self.views.edge.undecided = lambda: self.views.undecided(
-                (method, rule.rule, mark) for rule, method, mark in _served(app)
+            self.views.edge.undecided_routes = lambda: self.views.undecided_views(
+                (method, rule.rule, mark) for rule, method, mark in _views_of(app)
             )
-            served = [(method, rule.rule) for rule, method, _ in _served(app)]
+            served = [(method, rule.rule) for rule, method, _ in _views_of(app)]
             tell_unfound(self.views.edge.routes, _finder(app), served)
 
         def dispatch_served() -> Any:
@@ -189,7 +189,7 @@ class Oncekey(metaclass=Checked):
     def _mark_unknown(self, response: Response) -> Response:
         """Say that nobody knows what a view did that raised."""
         if _GIVEN_UP in request.environ:
-            for name, value in self.views.edge.marked_unknown(()):
+            for name, value in self.views.edge.mark_unknown(()):
                 response.headers[name.decode()] = value.decode()
         return response
 
@@ -231,11 +231,11 @@ class Oncekey(metaclass=Checked):
         rule = "" if request.url_rule is None else request.url_rule.rule
         return read, self.views.route(read, rule, mark, _as_routed(request.path, rule))
 
-    def _visit(self, visit: Visit, view: Callable[[], Any]) -> Any:
+    def _visit(self, visit: ViewCall, view: Callable[[], Any]) -> Any:
         views, response = self.views, None
         try:
-            with _hidden():
-                response = _answered(view)
+            with _hide_headers():
+                response = _answer_of(view)
                 rest = _collect(response, visit)
             answer = views.end_sync(visit)
         except BaseException as error:
@@ -274,7 +274,7 @@ def idempotent(policy: Any = None) -> Any:
             return marks.put(view, mark)  # which tells how to write it
 
         @functools.wraps(view)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
+        def claim_and_view(*args: Any, **kwargs: Any) -> Any:
             def call() -> Any:
                 return current_app.ensure_sync(view)(*args, **kwargs)
 
@@ -286,11 +286,11 @@ def idempotent(policy: Any = None) -> Any:
                     f"{view.__name__} is @idempotent, but the application has no Oncekey(app, …)"
                 )
             if request.environ.get(_SEEN, mark) is None:
-                raise marks.hidden(view)
-            return extension._run(call, mark_of(guarded), guarded)
+                raise marks.hidden_mark(view)
+            return extension._run(call, mark_of(claim_and_view), claim_and_view)
 
         getattr(view, "__dict__", {})[_INSIDE] = True
-        return cast(F, marks.put(guarded, mark))
+        return cast(F, marks.put(claim_and_view, mark))
 
     return decorate
 
@@ -334,7 +334,7 @@ def _as_routed(path: str, rule: str) -> str:
     return path if path == "/" or not rule.endswith("/") else f"{path}/"
 
 
-def _served(app: Flask) -> Iterator[tuple[Rule, str, Mark | None]]:
+def _views_of(app: Flask) -> Iterator[tuple[Rule, str, Mark | None]]:
     """The rules and methods of all views, and what was said of them."""
     for rule in app.url_map.iter_rules():
         if (view := app.view_functions.get(rule.endpoint)) is not None:
@@ -358,7 +358,7 @@ def _finder(app: Flask) -> Finds:
 
 
 @contextlib.contextmanager
-def _hidden() -> Iterator[None]:
+def _hide_headers() -> Iterator[None]:
     """While this lasts, the view sees what guarded handlers see. What runs after it, such as a
     function that compresses answers, sees the request as it came.
     """
@@ -374,7 +374,7 @@ def _hidden() -> Iterator[None]:
         read.update(before)
 
 
-def _answered(view: Callable[[], Any]) -> Response:
+def _answer_of(view: Callable[[], Any]) -> Response:
     """What the view answers, by returning, by abort() or by an exception that has a handler."""
     app = current_app
     try:
@@ -384,7 +384,7 @@ def _answered(view: Callable[[], Any]) -> Response:
     return app.make_response(answer)
 
 
-def _collect(response: Response, visit: Visit) -> Iterable[bytes]:
+def _collect(response: Response, visit: ViewCall) -> Iterable[bytes]:
     """Read the answer as far as it is kept; what is left of it."""
     capture = visit.capture
     parts, _, headers = response.get_wsgi_response(request.environ)
@@ -398,7 +398,7 @@ def _collect(response: Response, visit: Visit) -> Iterable[bytes]:
     return ()
 
 
-def _first(response: Response, visit: Visit, rest: Iterable[bytes]) -> Response:
+def _first(response: Response, visit: ViewCall, rest: Iterable[bytes]) -> Response:
     """The view's own answer, once it is recorded."""
     capture = visit.capture
     answer = Answer(capture.status, tuple(capture.headers), capture.take())

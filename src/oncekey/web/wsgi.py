@@ -116,7 +116,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         self._key_variable = None if header is None else environs.variable(header)
         self._always = self.edge.reads_all or self.edge.adapter is not None
         self.edge.routes.spelled = spelled_by(app)
-        check_ask_blocks(self.edge.routes.named)
+        check_ask_blocks(self.edge.routes.names_where)
         self.edge.runtime.registry.add(WsgiRunner(self))
         atexit.register(self.close)
 
@@ -244,7 +244,7 @@ class IdempotencyMiddleware(metaclass=Checked):
                 check_refused_once(around, session.claim, problem)
                 return _respond(start_response, edge.refusal(problem))
             case Bypass():
-                return self._serve(environ, _marking(start_response), session.claim)
+                return self._serve(environ, _mark_unstored(start_response), session.claim)
 
     def _ports(self, unit: Unit | None) -> Ports | None:
         return None if unit is not None else self.edge.runtime.ports_sync()
@@ -280,7 +280,7 @@ class IdempotencyMiddleware(metaclass=Checked):
                 settled = self._settle(session, capture, drive)
                 if settled is not None:
                     return _respond(start_response, settled)
-            rest = _collect(self.app, environ, capture, outlet.write)
+            rest = _run_app(self.app, environ, capture, outlet.write)
             outlet.open()
         except BaseException as error:
             if rest is not None:
@@ -307,8 +307,8 @@ class IdempotencyMiddleware(metaclass=Checked):
     def _settle(self, session: Session, capture: Capture, drive: Drive) -> Answer | None:
         """Ask what became of the attempt that died; the answer, None if the handler is to run."""
         learned = session.ask_sync()
-        finished = drive(session.learned(self.edge.learned(session.attempt, learned)))
-        return finished and self.edge.settled(finished, learned, capture, session.call.key)
+        finished = drive(session.learned(self.edge.storable_finding(session.attempt, learned)))
+        return finished and self.edge.answer_asked(finished, learned, capture, session.call.key)
 
     def _conclude_failed(
         self, session: Session, capture: Capture, drive: Drive, error: BaseException
@@ -321,7 +321,7 @@ class IdempotencyMiddleware(metaclass=Checked):
             if not isinstance(error, Exception):
                 return None
             log.error("%r failed, and nobody knows what it did", session.attempt, exc_info=error)
-            return self.edge.broken()
+            return self.edge.render_broken()
         log.error("%r failed after its outcome was decided", session.attempt, exc_info=error)
         return self.edge.answer(finished, capture, session.call.key)
 
@@ -408,7 +408,7 @@ class _Rest:
             close()
 
 
-def _collect(app: App, environ: Environ, capture: Capture, write: Write) -> _Rest:
+def _run_app(app: App, environ: Environ, capture: Capture, write: Write) -> _Rest:
     """Run the application until its answer is known as far as it will be kept. `write` is given to
     it for what it does not yield.
     """
@@ -418,7 +418,7 @@ def _collect(app: App, environ: Environ, capture: Capture, write: Write) -> _Res
             raise exc_info[1]
         lines = ((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
         capture.start(int(status[:3]), lines)
-        capture.matched = environs.matched(environ)  # later the framework may have forgotten
+        capture.matched = environs.found_route(environ)  # later the framework may have forgotten
         capture.has_static_route = environs.has_static_route(environ)
         return write
 
@@ -451,12 +451,12 @@ def _discard(part: bytes) -> None:
     """WSGI's `write`, for the same."""
 
 
-def _marking(start_response: StartResponse) -> StartResponse:
-    def marked(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+def _mark_unstored(start_response: StartResponse) -> StartResponse:
+    def start_unstored(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         name, value = UNSTORED
         return start_response(status, [*headers, (name.decode(), value.decode())], exc_info)
 
-    return marked
+    return start_unstored
 
 
 def _start(

@@ -25,7 +25,7 @@ from oncekey.web._decorators import SAFE, Mark
 from oncekey.web._hidden_headers import hide, visible
 from oncekey.web._request import GUARDED, Headers, Request, guarded_twice
 from oncekey.web._routes import Route
-from oncekey.web._views import Begun, Visit
+from oncekey.web._views import Begun, ViewCall
 from oncekey.web.django import settings
 from oncekey.web.django._responses import response_of, served_by
 
@@ -51,7 +51,7 @@ class State:
         self.claimed = False
         self.unmarked = False
         """Whether no mark was seen on the view that the request is for."""
-        self.visit: Visit | None = None
+        self.visit: ViewCall | None = None
         self.unprotected: Passing | None = None
         """What the view runs in, where nothing is claimed for it."""
         self.error: Exception | None = None
@@ -178,8 +178,8 @@ def claim_sync(request: HttpRequest, state: State, mark: Mark | None) -> HttpRes
     """Claim for a view that is about to run. None: let it; else this is the answer."""
     route = _route(request, state, mark)
     if not isinstance(route, Route):
-        return _unclaimed(request, state, route)
-    return _begun(request, state, views().begin_sync(state.request, route, _whole(state)))
+        return _serve_unclaimed(request, state, route)
+    return _begin(request, state, views().begin_sync(state.request, route, _whole(state)))
 
 
 async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpResponse | None:
@@ -189,8 +189,8 @@ async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpRe
         return answer
     route = _route(request, state, mark)
     if not isinstance(route, Route):
-        return _unclaimed(request, state, route)
-    return _begun(request, state, await views().begin(state.request, route, _whole(state)))
+        return _serve_unclaimed(request, state, route)
+    return _begin(request, state, await views().begin(state.request, route, _whole(state)))
 
 
 def _whole(state: State) -> Body:
@@ -219,7 +219,7 @@ def _route(request: HttpRequest, state: State, mark: Mark | None) -> Route | Htt
         )
     if environs.has_two_lengths(request.META) and not hasattr(request, "scope"):
         return response_of(views().edge.decline(environs.TWO_LENGTHS, route))
-    if (refused := _refused(state.body, route)) is not None:
+    if (refused := _body_problem(state.body, route)) is not None:
         return response_of(views().edge.decline(refused, route))
     return route
 
@@ -229,13 +229,13 @@ def _view_route(request: HttpRequest, asked: Request, mark: Mark | None) -> Rout
     found = request.resolver_match
 
     def serves(path: str) -> bool:
-        other = settings.resolved(path)
+        other = settings.find_view(path)
         return other is not None and settings.are_alike(found, other)
 
     return views().route(asked, f"/{found.route}", mark, serves=serves)
 
 
-def _refused(body: Body | Problem, route: Route) -> Problem | None:
+def _body_problem(body: Body | Problem, route: Route) -> Problem | None:
     """Why the body is not taken, if it is not."""
     if isinstance(body, Problem):
         return body
@@ -250,7 +250,7 @@ def applies(request: HttpRequest) -> tuple[str, Policy]:
     return route.operation, route.policy
 
 
-def _unclaimed(
+def _serve_unclaimed(
     request: HttpRequest, state: State, answer: HttpResponse | None
 ) -> HttpResponse | None:
     """There is nothing to claim. What runs is not protected."""
@@ -260,12 +260,12 @@ def _unclaimed(
     return answer
 
 
-def _begun(request: HttpRequest, state: State, begun: Begun) -> HttpResponse | None:
+def _begin(request: HttpRequest, state: State, begun: Begun) -> HttpResponse | None:
     if isinstance(begun, Answer):
         return response_of(begun)
     state.visit = begun
     if begun is None:
-        return _unclaimed(request, state, None)
+        return _serve_unclaimed(request, state, None)
     _hide(request, state)
     return None
 

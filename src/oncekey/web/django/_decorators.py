@@ -38,30 +38,30 @@ def idempotent(policy: Any = None) -> Any:
             raise Misuse(
                 f"{view.__name__} is a class: write @method_decorator(idempotent, name='dispatch')"
             )
-        guarded = _guarded_async(view) if iscoroutinefunction(view) else _guarded(view)
-        return cast(F, marks.put(guarded, mark))
+        claim_and_view = _guarded_async(view) if iscoroutinefunction(view) else _guard(view)
+        return cast(F, marks.put(claim_and_view, mark))
 
     return decorate
 
 
-def _guarded(view: Callable[..., Any]) -> Callable[..., Any]:
+def _guard(view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def claim_and_view(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         state = _state(request, view)
-        answer = None if state is None else claim_sync(request, state, mark_of(guarded))
+        answer = None if state is None else claim_sync(request, state, mark_of(claim_and_view))
         return view(request, *args, **kwargs) if answer is None else answer
 
-    return guarded
+    return claim_and_view
 
 
 def _guarded_async(view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(view)
-    async def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    async def claim_and_view(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         state = _state(request, view)
-        answer = None if state is None else await claim(request, state, mark_of(guarded))
+        answer = None if state is None else await claim(request, state, mark_of(claim_and_view))
         return await view(request, *args, **kwargs) if answer is None else answer
 
-    return guarded
+    return claim_and_view
 
 
 def _state(request: HttpRequest, view: Callable[..., Any]) -> State | None:
@@ -72,5 +72,5 @@ def _state(request: HttpRequest, view: Callable[..., Any]) -> State | None:
     if state is None and request.method not in SAFE:
         raise Misuse(f"{name} is @idempotent, but MIDDLEWARE has no {MIDDLEWARE!r}")
     if state is not None and state.unmarked:
-        raise marks.hidden(view)
+        raise marks.hidden_mark(view)
     return state

@@ -13,10 +13,10 @@ from django.http.response import HttpResponseBase
 from oncekey._core.record import Answer
 from oncekey._engine.attempt import Passing
 from oncekey._engine.keyless import Parts, parts_awaited
-from oncekey.web._views import Visit
+from oncekey.web._views import ViewCall
 
 
-def _start(response: HttpResponseBase, visit: Visit) -> None:
+def _start(response: HttpResponseBase, visit: ViewCall) -> None:
     lines = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in response.items()]
     visit.capture.start(response.status_code, lines)
 
@@ -29,7 +29,7 @@ def served_by(response: HttpResponseBase, unprotected: Passing) -> HttpResponseB
     return response
 
 
-def collect_sync(response: HttpResponseBase, visit: Visit) -> Any:
+def collect_sync(response: HttpResponseBase, visit: ViewCall) -> Any:
     """Read the answer as far as it is kept; what is left of a stream."""
     _start(response, visit)
     if not response.streaming:
@@ -43,7 +43,7 @@ def collect_sync(response: HttpResponseBase, visit: Visit) -> Any:
     return chunks
 
 
-async def collect(response: HttpResponseBase, visit: Visit) -> Any:
+async def collect(response: HttpResponseBase, visit: ViewCall) -> Any:
     """`collect_sync`, awaited."""
     if not response.streaming:
         return collect_sync(response, visit)
@@ -59,7 +59,7 @@ async def collect(response: HttpResponseBase, visit: Visit) -> Any:
 
 
 def first(
-    response: HttpResponseBase, visit: Visit, answer: Answer | None, rest: Any
+    response: HttpResponseBase, visit: ViewCall, answer: Answer | None, rest: Any
 ) -> HttpResponseBase:
     """What is sent once it is recorded: the view's own answer, or the one that stands instead."""
     if answer is not None:

@@ -17,7 +17,7 @@ from django.http.response import HttpResponseBase
 from oncekey._engine import attempt as attempts
 from oncekey._engine.keyless import passing
 from oncekey.web._decorators import check_kind, mark_on
-from oncekey.web._views import Visit
+from oncekey.web._views import ViewCall
 from oncekey.web.django._claim import (
     State,
     applies,
@@ -88,7 +88,7 @@ class IdempotencyMiddleware:
             if answer is not None:
                 return response_of(answer)
             if state.visit.given_up and isinstance(error, Exception):  # as Django answers it
-                return _failed(response_for_exception(request, error), state.visit)
+                return _mark_failure(response_for_exception(request, error), state.visit)
             raise
         finally:
             leave(request, state)
@@ -108,26 +108,26 @@ class IdempotencyMiddleware:
                 return response_of(answer)
             if state.visit.given_up and isinstance(error, Exception):
                 shown = sync_to_async(response_for_exception, thread_sensitive=False)
-                return _failed(await shown(request, error), state.visit)
+                return _mark_failure(await shown(request, error), state.visit)
             raise
         finally:
             leave(request, state)
 
     def _end_sync(
-        self, response: HttpResponseBase, visit: Visit, error: Exception | None
+        self, response: HttpResponseBase, visit: ViewCall, error: Exception | None
     ) -> HttpResponseBase:
         if error is not None and response.status_code >= 500:
             answer = views().fail_sync(visit, error)
-            return _failed(response, visit) if answer is None else response_of(answer)
+            return _mark_failure(response, visit) if answer is None else response_of(answer)
         rest = collect_sync(response, visit)
         return first(response, visit, views().end_sync(visit), rest)
 
     async def _end(
-        self, response: HttpResponseBase, visit: Visit, error: Exception | None
+        self, response: HttpResponseBase, visit: ViewCall, error: Exception | None
     ) -> HttpResponseBase:
         if error is not None and response.status_code >= 500:
             answer = await views().fail(visit, error)
-            return _failed(response, visit) if answer is None else response_of(answer)
+            return _mark_failure(response, visit) if answer is None else response_of(answer)
         rest = await collect(response, visit)
         return first(response, visit, await views().end(visit), rest)
 
@@ -159,10 +159,10 @@ class IdempotencyMiddleware:
             state.error = exception
 
 
-def _failed(response: HttpResponseBase, visit: Visit) -> HttpResponseBase:
+def _mark_failure(response: HttpResponseBase, visit: ViewCall) -> HttpResponseBase:
     """What Django has made of an exception; marked, where nobody knows what the view did."""
     if visit.given_up:
-        for name, value in views().edge.marked_unknown(()):
+        for name, value in views().edge.mark_unknown(()):
             response[name.decode().title()] = value.decode()
     return response
 

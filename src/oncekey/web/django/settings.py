@@ -28,7 +28,7 @@ from oncekey.web._middleware_order import warn_of_views
 from oncekey.web._request import Request
 from oncekey.web._routes import USUAL, Routes, as_policies
 from oncekey.web._tenant import check_callable
-from oncekey.web._views import Views
+from oncekey.web._views import GuardedViews
 
 MIDDLEWARE = "oncekey.web.django.IdempotencyMiddleware"
 REQUEST = "django.request"
@@ -40,12 +40,12 @@ _NAMES = frozenset(
 _REQUIRED = ("store", "tenant")
 
 
-def views() -> Views:
+def views() -> GuardedViews:
     """What the settings ask for. Raises `Misuse` for settings that ask for nothing sensible."""
     given = read()
-    tenant = _imported("tenant", given["tenant"])
+    tenant = _import("tenant", given["tenant"])
     check_callable(tenant)
-    return Views(
+    return GuardedViews(
         store=_store(given["store"]),
         tenant=_of_django(tenant),
         policy=_policy("policy", given.get("policy")),
@@ -96,7 +96,7 @@ def _store(given: Any) -> Any:
         ) from error
 
 
-def _imported(name: str, given: Any) -> Any:
+def _import(name: str, given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:
@@ -140,7 +140,7 @@ def _quota(given: Any) -> Quota | None:
 def _hooks(given: Any) -> Any:
     """A text alone is refused as it is: it is not a list of letters."""
     listed = isinstance(given, list | tuple)
-    return [_imported("hooks", hook) for hook in given] if listed else given
+    return [_import("hooks", hook) for hook in given] if listed else given
 
 
 def _atomic(alias: Any) -> Django | None:
@@ -176,13 +176,13 @@ def _in_a_loop() -> bool:
 # ------------------------------------------------------------------------------------- routes
 
 
-def resolved(path: str) -> ResolverMatch | None:
+def find_view(path: str) -> ResolverMatch | None:
     """What Django finds for a path, one of a policy's route."""
-    return _resolved(get_resolver(), path)
+    return _find_view(get_resolver(), path)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
-def _resolved(urls: Any, path: str) -> ResolverMatch | None:
+def _find_view(urls: Any, path: str) -> ResolverMatch | None:
     try:
         return urls.resolve(path)
     except Resolver404:
@@ -219,7 +219,7 @@ _ADMIN = ("django.contrib.admin.sites", "django.contrib.admin.options")
 """Where Django's admin checks who sends a request to its views."""
 
 
-def tell_marks(made: Views) -> None:
+def tell_marks(made: GuardedViews) -> None:
     """The same for a site that does not check: in the log, since a site may have other views, by
     which some requests are served. Those of Django's admin nobody can mark.
     """
@@ -239,7 +239,7 @@ def tell_marks(made: Views) -> None:
     )
 
 
-def _check_marks(made: Views) -> list[CheckMessage]:
+def _check_marks(made: GuardedViews) -> list[CheckMessage]:
     try:
         made.check(_views_of(get_resolver()))
     except Misuse as error:
