@@ -26,7 +26,7 @@ from oncekey._core.expression import Source
 from oncekey._core.policy import Policy
 from oncekey._core.record import Record
 from oncekey._engine.decisions import Call
-from oncekey._engine.function_call import SINGLE_TENANT, Calls
+from oncekey._engine.function_call import SINGLE_TENANT, FunctionCalls
 from oncekey._engine.operation import Operation
 from oncekey._engine.outcomes import Declined, Outcome
 from oncekey._engine.registry import Orphan
@@ -75,7 +75,7 @@ def once(
         _check(function)
         operation = Operation(runtime, name or _name_of(function), policy)
         _tell_of_a_namesake(operation, function)
-        calls = Calls(
+        calls = FunctionCalls(
             operation.name,
             operation.policy,
             inspect.signature(function),
@@ -94,7 +94,7 @@ def once(
 
 
 def _guarded_async(
-    function: Callable[..., Any], operation: Operation, calls: Calls
+    function: Callable[..., Any], operation: Operation, calls: FunctionCalls
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -104,7 +104,9 @@ def _guarded_async(
     return call
 
 
-def _guarded_sync(function: Callable[P, R], operation: Operation, calls: Calls) -> Callable[P, R]:
+def _guarded_sync(
+    function: Callable[P, R], operation: Operation, calls: FunctionCalls
+) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         read = calls.read(args, kwargs)
@@ -123,7 +125,12 @@ class _Runner:
     """Finishes calls whose callers do not come back, for the recoverer."""
 
     def __init__(
-        self, function: Callable[..., Any], operation: Operation, calls: Calls, *, is_async: bool
+        self,
+        function: Callable[..., Any],
+        operation: Operation,
+        calls: FunctionCalls,
+        *,
+        is_async: bool,
     ) -> None:
         self.guard = operation.runtime.guard
         self._function = function

@@ -18,7 +18,7 @@ from oncekey._core.verbs import Find
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Call, Execute, Stored
 from oncekey._engine.guard import Guard
-from oncekey._engine.heartbeat import LINGER_S, Heartbeat, Schedule
+from oncekey._engine.heartbeat import LINGER_S, Heartbeat, RenewalSchedule
 from oncekey._engine.lease import Leftover, Phase
 from oncekey._system import probes
 from oncekey._system.clock import FakeClock, SystemClock
@@ -224,13 +224,13 @@ def test_p1_what_is_left_running_while_others_are_looked_at_does_not_end_the_hea
     world.heartbeat._end_lingering(StoreConnection(world.store))
     assert len(world.heartbeat._lingering) == 11
     world.heartbeat._lingering.clear()
-    world.heartbeat._schedule = Schedule()
+    world.heartbeat._schedule = RenewalSchedule()
     world.heartbeat.stop()
 
 
 class TestSchedule:
     def test_who_is_due_first_comes_first(self) -> None:
-        schedule, [a, b, c] = Schedule(), [World().attempt for _ in range(3)]
+        schedule, [a, b, c] = RenewalSchedule(), [World().attempt for _ in range(3)]
         schedule.add(a, 0.0, 10.0)
         schedule.add(b, 1.0, 2.0)
         schedule.add(c, 2.0, 10.0)
@@ -240,14 +240,14 @@ class TestSchedule:
         assert schedule.next_at() == 12.0
 
     def test_who_has_ended_is_forgotten(self) -> None:
-        schedule, attempt = Schedule(), World().attempt
+        schedule, attempt = RenewalSchedule(), World().attempt
         schedule.add(attempt, 0.0, 10.0)
         schedule.drop(attempt)
         schedule.drop(attempt)
         assert schedule.next_at() is None
 
     def test_a_batch_is_bounded(self) -> None:
-        schedule, attempts = Schedule(), [World().attempt for _ in range(5)]
+        schedule, attempts = RenewalSchedule(), [World().attempt for _ in range(5)]
         for attempt in attempts:
             schedule.add(attempt, 0.0, 1.0)
         assert schedule.take(2.0, limit=3) == attempts[:3]

@@ -10,7 +10,7 @@ import pytest
 from oncekey._core.record import Claim
 from oncekey._core.verbs import Count, Find, Insert, Sweep
 from oncekey._engine import sweeper as sweepers
-from oncekey._engine.counters import Counters
+from oncekey._engine.counters import TallyCounters
 from oncekey._engine.sweeper import Sweeper
 from oncekey._system.clock import FakeClock, SystemClock
 from oncekey.errors import StoreUnavailable
@@ -133,7 +133,7 @@ class Reading:
 
 def test_counters_are_written_behind() -> None:
     _, store = filled(1)
-    tallies = Counters()
+    tallies = TallyCounters()
     record_id = bytes(32)
     for _ in range(3):
         tallies.count(tallies.replays, record_id)
@@ -145,8 +145,8 @@ def test_counters_are_written_behind() -> None:
 
 
 def test_p11_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counters, "IDS_MAX", 2)
-    tallies = Counters()
+    monkeypatch.setattr(TallyCounters, "IDS_MAX", 2)
+    tallies = TallyCounters()
     for n in (1, 2, 3, 1):
         tallies.count(tallies.replays, bytes([n]))
     assert tallies.take() == ({b"\x01": 2, b"\x02": 1}, {})
@@ -155,7 +155,7 @@ def test_p11_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_thread_writes_what_is_counted_when_it_stops() -> None:
     _, store = filled(1)
-    tallies = Counters()
+    tallies = TallyCounters()
     sweeper = Sweeper(store, tallies, every_s=3600)
     sweeper.start()
     sweeper.start()
@@ -177,7 +177,7 @@ def test_a_round_that_fails_in_a_way_nobody_foresaw_is_not_the_last(
 
 
 def test_what_was_taken_does_not_change_under_the_hands_of_whoever_writes_it() -> None:
-    tallies = Counters()
+    tallies = TallyCounters()
     counting = tallies.replays  # a thread that has read it and not yet counted
     replays, _ = tallies.take()
     tallies.count(counting, bytes(32))

@@ -24,7 +24,7 @@ from oncekey._core.verbs import Refused, Swap
 from oncekey._engine.handler_calls import Ports
 from oncekey._engine.lease import CONCLUDED, RENEWED, Lease, Phase
 from oncekey._engine.leftover_threads import Guests, still_running
-from oncekey._engine.steps import Kept, Steps, child_key
+from oncekey._engine.steps import AttemptSteps, Kept, child_key
 from oncekey._engine.unawaited import Handed, must_run_when_called, not_awaitable
 from oncekey.errors import LeaseLost, Misuse
 from oncekey.stores import transactions
@@ -93,7 +93,7 @@ class Attempt:
         """Nobody can tell how this ended: it becomes unknown, whatever the handler answers."""
         self.recorded: Answer | None = None
         """What `complete_in` wrote into the caller's transaction."""
-        self._steps: Steps | None = None
+        self._steps: AttemptSteps | None = None
         self.created_id: str | None = None
 
     def __repr__(self) -> str:
@@ -306,10 +306,10 @@ class Attempt:
         return kept
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> AttemptSteps:
         """What is known of this attempt's steps."""
         if self._steps is None:
-            self._steps = Steps(self)
+            self._steps = AttemptSteps(self)
         return self._steps
 
     def child_key(self, name: str) -> str:

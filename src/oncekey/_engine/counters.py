@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Counters:
+class TallyCounters:
     """Replays and conflicts counted in this process, to be written behind. Bounded; what is over
     the bound is not counted.
     """

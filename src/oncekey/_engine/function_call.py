@@ -20,7 +20,7 @@ from oncekey.errors import Misuse
 SINGLE_TENANT = "single"
 
 
-class Calls:
+class FunctionCalls:
     """Reads the calls of one function. `policy` is settled; `key` is None where each call brings
     one of its own.
     """

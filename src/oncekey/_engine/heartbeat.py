@@ -40,7 +40,7 @@ LINGER_S = 0.05
 """How often it is looked whether the threads have ended that a handler left running."""
 
 
-class Schedule:
+class RenewalSchedule:
     """Who is due for renewal, and when. Pure.
 
     One lane per delay: within a lane, who was added first is due first, so that adding, finding
@@ -100,7 +100,7 @@ class Heartbeat:
         self._clock = clock or SystemClock()
         self._store = store
         self._condition = threading.Condition()
-        self._schedule = Schedule()
+        self._schedule = RenewalSchedule()
         self._lingering: set[Attempt] = set()
         self._outage = Outage(
             "leases",
@@ -150,7 +150,7 @@ class Heartbeat:
         """In a forked child: threads do not survive a fork, the parent's attempts are not ours, and
         its condition may have been held by a thread that is not here to let it go.
         """
-        self._condition, self._schedule = threading.Condition(), Schedule()
+        self._condition, self._schedule = threading.Condition(), RenewalSchedule()
         self._lingering = set()
         self._thread, self._pid = None, os.getpid()
 

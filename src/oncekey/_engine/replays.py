@@ -14,7 +14,7 @@ from oncekey._core.policy import Policy
 from oncekey._core.printable import printable
 from oncekey._core.record import Answer, Record
 from oncekey._core.retention import answer_left_s, without_tombstone
-from oncekey._engine.counters import Counters
+from oncekey._engine.counters import TallyCounters
 from oncekey._engine.decisions import Call, Refuse, Replay
 from oncekey._engine.reports import Reports
 
@@ -26,7 +26,7 @@ class Replays:
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
-        self.counters = Counters()
+        self.counters = TallyCounters()
 
     def answer_from(
         self, record: Record, action: Action, call: Call, policy: Policy

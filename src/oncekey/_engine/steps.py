@@ -28,8 +28,7 @@ from oncekey._core.printable import printable
 from oncekey._core.reasons import LossKind
 from oncekey._core.record import Step
 from oncekey._core.values import value
-from oncekey._core.verbs import AppendStep, Done, Refused, Verb
-from oncekey._core.verbs import Steps as Read
+from oncekey._core.verbs import AppendStep, Done, Refused, Steps, Verb
 from oncekey._system.probes import probe
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
 from oncekey.stores.base import traits_of
@@ -45,7 +44,7 @@ NAME_CHARS_MAX = 100
 
 current_child_key: ContextVar[str | None] = ContextVar("oncekey_child_key", default=None)
 """The key of the step that runs now."""
-current_calls: ContextVar[Calls | None] = ContextVar("oncekey_calls", default=None)
+current_calls: ContextVar[StepCalls | None] = ContextVar("oncekey_calls", default=None)
 """What the step that runs now calls, for transports that forward its keys by themselves."""
 
 
@@ -80,7 +79,7 @@ def child_key(record_id: bytes, name: str, call: int = 1) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-class Calls:
+class StepCalls:
     """The calls of one run of a step, each with a key of its own.
 
     The first has the step's child key. Whoever is called again, in whatever words, gets the key
@@ -107,7 +106,7 @@ class Calls:
         return next((target for target, own in self._keys.items() if own == key), None)
 
 
-class Steps:
+class AttemptSteps:
     """The steps of one attempt."""
 
     __slots__ = ("_attempt", "_begun", "_known", "_running", "_taken", "_tried", "_unheard")
@@ -161,7 +160,7 @@ class Steps:
                 "about. What it does outside of the transaction is a step of its own"
             )
         known = self._known is not None or self._attempt.attempt == 1
-        return [] if known or not traits_of(store).one_writer else [Read(self._attempt.held.id)]
+        return [] if known or not traits_of(store).one_writer else [Steps(self._attempt.held.id)]
 
     def read(self, found: list[Step]) -> None:
         """What earlier attempts left."""
@@ -249,7 +248,7 @@ class Steps:
         """
         self._tried, record_id = self._tried or not undone, self._attempt.held.id
         key = current_child_key.set(child_key(record_id, take.name))
-        calls = current_calls.set(Calls(record_id, take.name))
+        calls = current_calls.set(StepCalls(record_id, take.name))
         try:
             yield
         except BaseException:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from oncekey._core.verbs import Sweep, Tally
-from oncekey._engine.counters import Counters
+from oncekey._engine.counters import TallyCounters
 from oncekey._system.clock import SystemClock
 from oncekey.stores.base import Store
 from oncekey.stores.connection import Outage, StoreConnection
@@ -50,14 +50,14 @@ class Sweeper:
     def __init__(
         self,
         store: Store,
-        tallies: Counters | None = None,
+        tallies: TallyCounters | None = None,
         *,
         chores: Sequence[Chore] = (),
         every_s: float = SWEEP_EVERY_S,
         rows_max: int = SWEEP_ROWS_MAX,
     ) -> None:
         self._store = store
-        self._tallies = tallies or Counters()
+        self._tallies = tallies or TallyCounters()
         self._every_s = every_s
         self._rows_max = rows_max
         self._chores = chores

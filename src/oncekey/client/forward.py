@@ -20,7 +20,7 @@ from collections.abc import MutableMapping
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from oncekey._engine.steps import Calls, current_calls
+from oncekey._engine.steps import StepCalls, current_calls
 from oncekey.client._key_placement import DELIVERY, RequestMark, origin_of
 from oncekey.client._wrapper import TransportWrapper, must_be_a_transport
 
@@ -54,7 +54,7 @@ class StepKeys:
 
     def __init__(self, header: str) -> None:
         self._header = header
-        self._keys_given: WeakKeyDictionary[Any, tuple[Calls, str]] = WeakKeyDictionary()
+        self._keys_given: WeakKeyDictionary[Any, tuple[StepCalls, str]] = WeakKeyDictionary()
         """By request: a prepared one may be sent again in another step, or outside steps."""
 
     def set_key(self, request: AnyRequest) -> None:
@@ -85,7 +85,7 @@ def _key_written_by_retries(request: Any) -> str | None:
     return mark.key if isinstance(mark, RequestMark) and mark.is_visible else None
 
 
-def _is_for_another_origin(key: str | None, calls: Calls, address: str) -> bool:
+def _is_for_another_origin(key: str | None, calls: StepCalls, address: str) -> bool:
     """Whether this is our key for another origin, which this one must not see."""
     target = calls.target_of(key) if key else None
     return isinstance(target, tuple) and origin_of(target[1]) != origin_of(address)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, Self
 from oncekey._core.expression import Source
 from oncekey._core.policy import Policy, Verdict
 from oncekey._engine.attempt import current_or_none
-from oncekey._engine.function_call import SINGLE_TENANT, Calls
+from oncekey._engine.function_call import SINGLE_TENANT, FunctionCalls
 from oncekey._engine.operation import Operation
 from oncekey._engine.outcomes import Declined
 from oncekey._engine.runtime import Runtime
@@ -76,10 +76,10 @@ def once_task(
 
     class Once(OnceTask):
         @classmethod
-        def settings(cls, run: Callable[..., Any]) -> tuple[Operation, Calls]:
+        def settings(cls, run: Callable[..., Any]) -> tuple[Operation, FunctionCalls]:
             operation = Operation(runtime, cls.name, policy, kind="a task", redelivered=True)
             signature = inspect.signature(run)
-            calls = Calls(
+            calls = FunctionCalls(
                 cls.name,
                 operation.policy,
                 signature,
@@ -98,7 +98,7 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
     abstract = True
     acks_late = True
     reject_on_worker_lost = True
-    _settings: tuple[Operation, Calls]
+    _settings: tuple[Operation, FunctionCalls]
 
     def __new__(cls, *given: Any) -> Self:
         if given:
@@ -107,7 +107,7 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
         return task
 
     @classmethod
-    def settings(cls, run: Callable[..., Any]) -> tuple[Operation, Calls]:
+    def settings(cls, run: Callable[..., Any]) -> tuple[Operation, FunctionCalls]:
         raise Misuse("OnceTask has no settings: use @app.task(base=once_task(runtime))")
 
     @classmethod

@@ -35,7 +35,7 @@ views = functools.cache(settings.views)
 """One for the process: handlers that are loaded again share it."""
 
 
-class State:
+class RequestState:
     """What is known of a request that may be guarded."""
 
     __slots__ = (
@@ -71,12 +71,12 @@ class State:
         return response
 
 
-def state_of(request: HttpRequest) -> State | None:
-    state: State | None = getattr(request, _STATE, None)
+def state_of(request: HttpRequest) -> RequestState | None:
+    state: RequestState | None = getattr(request, _STATE, None)
     return state
 
 
-def prepare(request: HttpRequest, *, awaited: bool) -> State | HttpResponse | None:
+def prepare(request: HttpRequest, *, awaited: bool) -> RequestState | HttpResponse | None:
     """Keep the body, for its fingerprint, before anything reads it as a form. Where that cannot be
     done, this is the answer.
     """
@@ -87,12 +87,12 @@ def prepare(request: HttpRequest, *, awaited: bool) -> State | HttpResponse | No
     if isinstance(body, Problem) and request._read_started:  # nobody can read it any more
         route = Route(f"{asked.method} {asked.path}", views().reading)
         return response_of(views().edge.decline(body, route))
-    state = State(asked, body, awaited)
+    state = RequestState(asked, body, awaited)
     setattr(request, _STATE, state)
     return state
 
 
-async def prepare_async(request: HttpRequest) -> State | HttpResponse | None:
+async def prepare_async(request: HttpRequest) -> RequestState | HttpResponse | None:
     """`prepare`, awaited."""
     length = request.META.get("CONTENT_LENGTH") or ""
     if length and environs.is_length(length) and int(length) <= SHORT_BYTES_MAX:
@@ -174,7 +174,7 @@ def _length(request: HttpRequest) -> int | None:
 # --------------------------------------------------------------------------------- the claim
 
 
-def claim_sync(request: HttpRequest, state: State, mark: Mark | None) -> HttpResponse | None:
+def claim_sync(request: HttpRequest, state: RequestState, mark: Mark | None) -> HttpResponse | None:
     """Claim for a view that is about to run. None: let it; else this is the answer."""
     route = _route(request, state, mark)
     if not isinstance(route, Route):
@@ -182,7 +182,9 @@ def claim_sync(request: HttpRequest, state: State, mark: Mark | None) -> HttpRes
     return _begin(request, state, views().begin_sync(state.request, route, _whole(state)))
 
 
-async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpResponse | None:
+async def claim(
+    request: HttpRequest, state: RequestState, mark: Mark | None
+) -> HttpResponse | None:
     """`claim_sync`, awaited."""
     if not state.awaited:  # the loop is only this view's, the connections are its thread's
         answer: HttpResponse | None = await sync_to_async(claim_sync)(request, state, mark)
@@ -193,13 +195,15 @@ async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpRe
     return _begin(request, state, await views().begin(state.request, route, _whole(state)))
 
 
-def _whole(state: State) -> Body:
+def _whole(state: RequestState) -> Body:
     if isinstance(state.body, Problem):
         raise AssertionError(f"the body was not read: {state.body}")
     return state.body
 
 
-def _route(request: HttpRequest, state: State, mark: Mark | None) -> Route | HttpResponse | None:
+def _route(
+    request: HttpRequest, state: RequestState, mark: Mark | None
+) -> Route | HttpResponse | None:
     """What applies to the view; or how it is refused; or None, where nothing is to be claimed."""
     if state.claimed or request.resolver_match is None:
         return None
@@ -251,7 +255,7 @@ def applies(request: HttpRequest) -> tuple[str, Policy]:
 
 
 def _serve_unclaimed(
-    request: HttpRequest, state: State, answer: HttpResponse | None
+    request: HttpRequest, state: RequestState, answer: HttpResponse | None
 ) -> HttpResponse | None:
     """There is nothing to claim. What runs is not protected."""
     if answer is None:
@@ -260,7 +264,7 @@ def _serve_unclaimed(
     return answer
 
 
-def _begin(request: HttpRequest, state: State, begun: Begun) -> HttpResponse | None:
+def _begin(request: HttpRequest, state: RequestState, begun: Begun) -> HttpResponse | None:
     if isinstance(begun, Answer):
         return response_of(begun)
     state.visit = begun
@@ -270,7 +274,7 @@ def _begin(request: HttpRequest, state: State, begun: Begun) -> HttpResponse | N
     return None
 
 
-def _hide(request: HttpRequest, state: State) -> None:
+def _hide(request: HttpRequest, state: RequestState) -> None:
     """From now on the request is as guarded handlers see it; until the view has ended."""
     state.taken = hide(request.META)
     state.scope = getattr(request, "scope", None)
@@ -279,7 +283,7 @@ def _hide(request: HttpRequest, state: State) -> None:
     vars(request).pop("headers", None)  # made of META when it is first asked for
 
 
-def leave(request: HttpRequest, state: State) -> None:
+def leave(request: HttpRequest, state: RequestState) -> None:
     """The view has ended, however it did."""
     if state.visit is None:
         return

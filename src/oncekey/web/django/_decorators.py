@@ -13,7 +13,7 @@ from oncekey._core.policy import Policy
 from oncekey.errors import Misuse
 from oncekey.web import _decorators as marks
 from oncekey.web._decorators import SAFE, Mark, mark_of, name_of, not_idempotent
-from oncekey.web.django._claim import State, claim, claim_sync, state_of
+from oncekey.web.django._claim import RequestState, claim, claim_sync, state_of
 from oncekey.web.django.settings import MIDDLEWARE
 
 __all__ = ["idempotent", "not_idempotent"]
@@ -64,7 +64,7 @@ def _guarded_async(view: Callable[..., Any]) -> Callable[..., Any]:
     return claim_and_view
 
 
-def _state(request: HttpRequest, view: Callable[..., Any]) -> State | None:
+def _state(request: HttpRequest, view: Callable[..., Any]) -> RequestState | None:
     name = name_of(view)
     if not hasattr(request, "method"):
         raise Misuse(f"{name} is a method of a class: write @method_decorator(idempotent)")

@@ -19,7 +19,7 @@ from oncekey._engine.keyless import passing
 from oncekey.web._decorators import check_kind, mark_on
 from oncekey.web._views import ViewCall
 from oncekey.web.django._claim import (
-    State,
+    RequestState,
     applies,
     check_method,
     claim,
@@ -74,7 +74,7 @@ class IdempotencyMiddleware:
         response = await views().runtime.background.apart(self._run(request, state))
         return state.closing_body(response)
 
-    def _run_sync(self, request: HttpRequest, state: State) -> HttpResponseBase:
+    def _run_sync(self, request: HttpRequest, state: RequestState) -> HttpResponseBase:
         outer = attempts.position()
         try:
             response: HttpResponseBase = self.get_response(request)
@@ -94,7 +94,7 @@ class IdempotencyMiddleware:
             leave(request, state)
             attempts.leave(outer)
 
-    async def _run(self, request: HttpRequest, state: State) -> HttpResponseBase:
+    async def _run(self, request: HttpRequest, state: RequestState) -> HttpResponseBase:
         try:
             response: HttpResponseBase = await self.get_response(request)
             if state.visit is None:
@@ -167,7 +167,7 @@ def _mark_failure(response: HttpResponseBase, visit: ViewCall) -> HttpResponseBa
     return response
 
 
-def _is_marked(request: HttpRequest, view: Any, state: State) -> bool:
+def _is_marked(request: HttpRequest, view: Any, state: RequestState) -> bool:
     """Whether the view is marked: it claims by itself, then."""
     mark = mark_on(view, request.method)
     if mark is None:
