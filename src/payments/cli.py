@@ -203,8 +203,8 @@ def parser() -> argparse.ArgumentParser:
     tables = commands.add_parser("migrate", description="Create missing tables.")
     tables.set_defaults(command=_migrate)
     _add_database_options(tables)
-    replay_body = commands.add_parser("resend", description="Deliver an event again.")
-    _describe_resend(replay_body)
+    resend = commands.add_parser("resend", description="Deliver an event again.")
+    _describe_resend(resend)
     account = commands.add_parser("account", description="Accounts and their keys.")
     _describe_account(account.add_subparsers(required=True, metavar="COMMAND"))
     return top

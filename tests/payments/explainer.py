@@ -52,13 +52,13 @@ async def lost_answer(stage: Stage) -> None:
         lost=True,
     )
     stage.clock.advance(1.5)
-    replay_body = Sent(a, KEY)
+    again = Sent(a, KEY)
     stage.show(
         "The client asks again, with the same key.",
         "It cannot know whether the first request arrived. It need not know.",
-        **replay_body.arrow,
+        **again.arrow,
     )
-    answer = await replay_body.answer()
+    answer = await again.answer()
     assert answer["answer"]["headers"]["idempotent-replayed"] == "true"
     stage.show(
         "It gets the recorded answer. Nothing runs.",

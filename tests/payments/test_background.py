@@ -36,7 +36,7 @@ class Paused(threading.Event):
         return self.is_set()
 
 
-def watched(worker: DeliveryWorker, then: Callable[[int], object]) -> Paused:
+def pause_worker(worker: DeliveryWorker, then: Callable[[int], object]) -> Paused:
     paused = Paused(then)
     worker._wake = paused
     return paused
@@ -59,7 +59,7 @@ def test_p11_a_courier(
 
         with monkeypatch.context() as gone:
             gone.setattr("payments.webhooks.deliveries.any_due", refuse)
-            paused = watched(worker, then)
+            paused = pause_worker(worker, then)
             worker.run()
     assert paused.waits == [*(pause / 2 for pause in DOUBLED), 0.1, 0.1]
     first, last = caplog.messages
@@ -82,7 +82,7 @@ def test_p11_a_courier_whose_database_was_dropped(
             if times == REFUSED:
                 worker._stop.set()
 
-        paused = watched(worker, then)
+        paused = pause_worker(worker, then)
         worker.run()
     assert paused.waits == [pause / 2 for pause in DOUBLED]
     assert len([line for line in caplog.messages if "cannot claim deliveries" in line]) == 1

@@ -382,7 +382,7 @@ def test_the_way_is_shown(page: Page, running: RunCommand) -> None:
     for part in ("client", "limiter", "key", "handler", "network", "ledger", "webhook"):
         page.wait_for_selector(f"#part-{part}.good")
     log = page.inner_text("#log")
-    assert "answers 500; asked again, with the same key" in log
+    assert "answers 500; retried with the same key" in log
     assert "knows this key: charged before, not again" in log
     assert "2 entries, their sum is 0" in page.inner_text("#part-ledger")
     page.locator("#part-webhook", has_text="signed, delivered, processed once").wait_for()

@@ -39,7 +39,7 @@ class System:
     survivor: ApiProcess
     database: Database
 
-    def killed(self, point: str, amount: int) -> bool:
+    def kill_at(self, point: str, amount: int) -> bool:
         """Whether the client heard nothing of the charge for which a server died."""
         with ApiProcess(self.data, point, network_url=self.network.url, lease_s=LEASE_S) as api:
             try:
@@ -98,7 +98,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 @pytest.mark.parametrize("point", [*PROBES, *POINTS])
 def test_a_retry_ends_with_one_charge(system: System, point: str) -> None:
     amount = 1000 + [*PROBES, *POINTS].index(point)
-    heard_nothing = system.killed(point, amount)
+    heard_nothing = system.kill_at(point, amount)
     assert heard_nothing or point == "after_send"
     retried = retry(system.survivor, amount)
     assert retried.status_code == 200, retried.text
@@ -109,7 +109,7 @@ def test_a_retry_ends_with_one_charge(system: System, point: str) -> None:
 
 def test_the_recoverer_ends_with_one_charge_when_no_client_returns(system: System) -> None:
     amount = 2000
-    assert system.killed("after_authorise", amount)
+    assert system.kill_at("after_authorise", amount)
     deadline = time.monotonic() + WAIT_S_MAX
     while time.monotonic() < deadline:
         found = system.survivor.client.get("charges").json()["data"][0]

@@ -23,8 +23,10 @@ log = logging.getLogger("payments")
 
 
 class StripeError(Exception):
-    """An error response. `no_effect`: nothing was done, so the key is not spent. `again`: clients
-    should send the same request again.
+    """An error response.
+
+    `no_effect`: nothing was done, so the key is not spent. `should_retry`: clients should send the
+    same request again.
     """
 
     def __init__(
@@ -36,13 +38,13 @@ class StripeError(Exception):
         code: str | None = None,
         param: str | None = None,
         no_effect: bool = False,
-        replay_body: bool = False,
+        should_retry: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.no_effect = no_effect
-        self.replay_body = replay_body
+        self.should_retry = should_retry
         fields = {"type": kind, "code": code, "message": message, "param": param, **more}
         self.body = {"error": {name: value for name, value in fields.items() if value is not None}}
 
@@ -70,7 +72,7 @@ def busy(what: str) -> StripeError:
         f"Another request is at work on this {what}. Try again in a moment.",
         code="lock_timeout",
         no_effect=True,
-        replay_body=True,
+        should_retry=True,
     )
 
 
@@ -104,7 +106,7 @@ def _render_error(request: Request, error: Exception) -> Response:
     # A recovered request has no client that could fix it: this is its result.
     if error.no_effect and attempt is not None and not attempt.recovering:
         attempt.no_effect()
-    advice = [(b"stripe-should-retry", b"true")] if error.replay_body else []
+    advice = [(b"stripe-should-retry", b"true")] if error.should_retry else []
     return respond(request, error.body, error.status, advice)
 
 

@@ -189,7 +189,7 @@ def delivery_attempt(row: Row[Any]) -> Object:
 
 
 def balance(tenant: str, amounts: dict[str, int]) -> Object:
-    def header_lines(amounts: dict[str, int]) -> list[Object]:
+    def list_amounts(amounts: dict[str, int]) -> list[Object]:
         return [
             {"amount": amount, "currency": currency, "source_types": {"card": amount}}
             for currency, amount in amounts.items()
@@ -197,9 +197,9 @@ def balance(tenant: str, amounts: dict[str, int]) -> Object:
 
     return {
         "object": "balance",
-        "available": header_lines(amounts or {"usd": 0}),
+        "available": list_amounts(amounts or {"usd": 0}),
         "livemode": tenant.endswith("/live"),
-        "pending": header_lines(dict.fromkeys(amounts or {"usd": 0}, 0)),
+        "pending": list_amounts(dict.fromkeys(amounts or {"usd": 0}, 0)),
     }
 
 

@@ -107,7 +107,7 @@ class TraceLog:
 
         async def traced_app(scope: Scope, receive: Receive, send: Send) -> None:
             if _current.get() is not None:
-                self.add("limiter", "good", "let in: known, and within the limits")
+                self.add("limiter", "good", "accepted: valid key, within the limits")
             await app(scope, receive, send)
 
         return traced_app
@@ -123,11 +123,9 @@ class TraceLog:
     def _trace_status(self, status: int, headers: dict[bytes, bytes]) -> None:
         if status == 429:
             self.add("limiter", "warn", "refused: too many requests. No key is spent")
-        replay_body = headers.get(b"idempotent-replayed") == b"true"
+        is_replay = headers.get(b"idempotent-replayed") == b"true"
         kind = "good" if status < 400 else "warn" if status < 500 else "bad"
-        self.add(
-            "client", kind, f"is answered {status}{', the kept answer' if replay_body else ''}"
-        )
+        self.add("client", kind, f"gets {status}{', the stored response' if is_replay else ''}")
 
     def _count(self, key: str | None) -> None:
         if key is None:
@@ -153,22 +151,22 @@ class TraceLog:
             case events.Completed(status=status):
                 self.add("handler", "good", f"done: {status}, recorded together with its rows")
                 if status in WITH_EVENT:
-                    self.add("webhook", "busy", "an event is written, together with the charge")
+                    self.add("webhook", "busy", "an event is written together with the charge")
             case events.Replayed():
-                self.add("key", "good", "known: the kept answer, nothing runs")
+                self.add("key", "good", "known: the stored response, nothing runs")
             case events.Declined(reason=reason):
                 self.add("key", "warn", f"refused: {reason}")
             case events.Released():
-                self.add("handler", "warn", "could not end: a retry continues it")
+                self.add("handler", "warn", "did not finish: a retry continues it")
             case events.LeaseWasLost():
                 self.add("key", "warn", "an attempt was too late: its writes are refused")
 
     def _trace_network_call(self, event: Attempted) -> None:
-        replay_body = "" if event.retry_in_s is None else "; asked again, with the same key"
+        retry = "" if event.retry_in_s is None else "; retried with the same key"
         if event.status is None:
-            self.add("network", "bad", f"no answer ({event.error}){replay_body}")
+            self.add("network", "bad", f"no answer ({event.error}){retry}")
         elif event.status >= 400:
-            self.add("network", "bad", f"answers {event.status}{replay_body}")
+            self.add("network", "bad", f"answers {event.status}{retry}")
         elif event.replayed:
             self.add("network", "good", "knows this key: charged before, not again")
         else:

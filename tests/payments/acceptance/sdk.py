@@ -113,7 +113,7 @@ class PythonSdk(Sdk):
         try:
             found = self._method(name)(*ids, params=params or {}, options=options)
         except stripe.StripeError as error:
-            raise _refused(error) from error
+            raise _as_refused(error) from error
         return Answered(found.to_dict(), _lower(found.last_response.headers))
 
     def pages(self, name: str, params: Params) -> list[str]:
@@ -123,7 +123,7 @@ class PythonSdk(Sdk):
         try:
             event = stripe.Webhook.construct_event(payload, header, secret)
         except stripe.StripeError as error:
-            raise _refused(error) from error
+            raise _as_refused(error) from error
         found: dict[str, Any] = event.to_dict()
         return found
 
@@ -137,7 +137,7 @@ class PythonSdk(Sdk):
         return found
 
 
-def _refused(error: stripe.StripeError) -> Refused:
+def _as_refused(error: stripe.StripeError) -> Refused:
     body = error.json_body.get("error", {}) if isinstance(error.json_body, dict) else {}
     return Refused(
         kind=type(error).__name__,

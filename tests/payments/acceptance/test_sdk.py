@@ -23,12 +23,12 @@ def new_key() -> str:
     return uuid.uuid4().hex
 
 
-def taken(shop: Shop, reference: str) -> list[int]:
+def captured_amounts(shop: Shop, reference: str) -> list[int]:
     """What the network's own file says was taken for a charge."""
     return [amount for told, amount in shop.network.rows("capture") if told == reference]
 
 
-def refused(sdk: Sdk, name: str, *ids: str, **said: Any) -> Refused:
+def expect_refusal(sdk: Sdk, name: str, *ids: str, **said: Any) -> Refused:
     with pytest.raises(Refused) as caught:
         sdk.ask(name, *ids, **said)
     return caught.value
@@ -45,7 +45,7 @@ def test_a_charge_is_made_found_and_listed(sdk: Sdk, shop: Shop) -> None:
     assert made["description"] == "tea & ünïcode"
     assert made["metadata"] == {"order": "1 2"}
     assert made.headers["request-id"].startswith("req_")
-    assert taken(shop, made["id"]) == [2000]
+    assert captured_amounts(shop, made["id"]) == [2000]
     assert sdk.ask("charges.retrieve", made["id"])["amount"] == 2000
     listed = sdk.ask("charges.list", params={"limit": 3})
     assert listed["data"][0]["id"] == made["id"]
@@ -54,24 +54,24 @@ def test_a_charge_is_made_found_and_listed(sdk: Sdk, shop: Shop) -> None:
 def test_a_charge_is_authorised_first_and_captured_later(sdk: Sdk, shop: Shop) -> None:
     held = sdk.ask("charges.create", params={**CHARGE, "capture": False})
     assert held["captured"] is False
-    assert taken(shop, held["id"]) == []
+    assert captured_amounts(shop, held["id"]) == []
     captured = sdk.ask("charges.capture", held["id"], params={"amount": 1200})
     assert captured["captured"] is True
     assert captured["amount_captured"] == 1200
-    assert taken(shop, held["id"]) == [1200]
-    assert refused(sdk, "charges.capture", held["id"]).code == "charge_already_captured"
+    assert captured_amounts(shop, held["id"]) == [1200]
+    assert expect_refusal(sdk, "charges.capture", held["id"]).code == "charge_already_captured"
 
 
 def test_a_charge_is_refunded_in_parts_and_never_more_than_it_was(sdk: Sdk) -> None:
     made = sdk.ask("charges.create", params=CHARGE)
     part = sdk.ask("refunds.create", params={"charge": made["id"], "amount": 500})
     assert part["status"] == "succeeded"
-    too_much = refused(sdk, "refunds.create", params={"charge": made["id"], "amount": 1501})
+    too_much = expect_refusal(sdk, "refunds.create", params={"charge": made["id"], "amount": 1501})
     assert too_much.kind == "InvalidRequestError"
     rest = sdk.ask("refunds.create", params={"charge": made["id"]})
     assert rest["amount"] == 1500
-    replay_body = refused(sdk, "refunds.create", params={"charge": made["id"]})
-    assert replay_body.code == "charge_already_refunded"
+    again = expect_refusal(sdk, "refunds.create", params={"charge": made["id"]})
+    assert again.code == "charge_already_refunded"
     assert sdk.ask("charges.retrieve", made["id"])["refunded"] is True
     assert sdk.pages("refunds.list", {"charge": made["id"]}) == [rest["id"], part["id"]]
 
@@ -85,8 +85,8 @@ def test_an_intent_is_made_then_confirmed(sdk: Sdk, shop: Shop) -> None:
     paid = sdk.ask("payment_intents.confirm", made["id"], params={"payment_method": "pm_card_visa"})
     assert paid["status"] == "succeeded"
     assert paid["amount_received"] == 1500
-    assert taken(shop, paid["latest_charge"]) == [1500]
-    error = refused(sdk, "payment_intents.confirm", made["id"])
+    assert captured_amounts(shop, paid["latest_charge"]) == [1500]
+    error = expect_refusal(sdk, "payment_intents.confirm", made["id"])
     assert error.code == "payment_intent_unexpected_state"
 
 
@@ -102,11 +102,11 @@ def test_an_intent_is_captured_by_hand(sdk: Sdk, shop: Shop) -> None:
     params = {**INTENT, "confirm": True, "capture_method": "manual"}
     held = sdk.ask("payment_intents.create", params=params)
     assert held["status"] == "requires_capture"
-    assert taken(shop, held["latest_charge"]) == []
+    assert captured_amounts(shop, held["latest_charge"]) == []
     done = sdk.ask("payment_intents.capture", held["id"], params={"amount_to_capture": 900})
     assert done["status"] == "succeeded"
     assert done["amount_received"] == 900
-    assert taken(shop, held["latest_charge"]) == [900]
+    assert captured_amounts(shop, held["latest_charge"]) == [900]
 
 
 def test_an_intent_is_cancelled_before_and_after_its_card_was_asked(sdk: Sdk, shop: Shop) -> None:
@@ -185,20 +185,20 @@ def test_a_decline_is_a_card_error_and_stays_one(
     sdk: Sdk, source: str, code: str, decline_code: str
 ) -> None:
     params, key = {**CHARGE, "source": source}, new_key()
-    first = refused(sdk, "charges.create", params=params, key=key)
-    replay_body = refused(sdk, "charges.create", params=params, key=key)
-    for error in (first, replay_body):
+    first = expect_refusal(sdk, "charges.create", params=params, key=key)
+    again = expect_refusal(sdk, "charges.create", params=params, key=key)
+    for error in (first, again):
         assert error.kind == "CardError"
         assert (error.status, error.code, error.decline_code) == (402, code, decline_code)
-    assert first.message.endswith(replay_body.message.partition(": ")[2])
-    assert replay_body.headers["idempotent-replayed"] == "true"
-    assert replay_body.headers["original-request"] == first.headers["request-id"]
+    assert first.message.endswith(again.message.partition(": ")[2])
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.headers["original-request"] == first.headers["request-id"]
 
 
 def test_a_declined_intent_can_be_paid_with_another_card(sdk: Sdk) -> None:
     made = sdk.ask("payment_intents.create", params={**INTENT, "payment_method": None})
     bad = {"payment_method": "pm_card_chargeDeclined"}
-    error = refused(sdk, "payment_intents.confirm", made["id"], params=bad)
+    error = expect_refusal(sdk, "payment_intents.confirm", made["id"], params=bad)
     assert error.kind == "CardError"
     asked = sdk.ask("payment_intents.retrieve", made["id"])
     assert asked["last_payment_error"]["decline_code"] == "generic_decline"
@@ -209,21 +209,21 @@ def test_a_declined_intent_can_be_paid_with_another_card(sdk: Sdk) -> None:
 def test_one_key_is_one_charge_and_the_replay_says_so(sdk: Sdk, shop: Shop) -> None:
     key = new_key()
     first = sdk.ask("charges.create", params=CHARGE, key=key)
-    replay_body = sdk.ask("charges.create", params=CHARGE, key=key)
+    again = sdk.ask("charges.create", params=CHARGE, key=key)
     assert first.headers["idempotency-key"] == key
     assert not first.is_replay
-    assert replay_body.is_replay
-    assert replay_body["id"] == first["id"]
-    assert replay_body.headers["original-request"] == first.headers["request-id"]
-    assert replay_body.headers["request-id"] != first.headers["request-id"]
-    assert taken(shop, first["id"]) == [2000]
+    assert again.is_replay
+    assert again["id"] == first["id"]
+    assert again.headers["original-request"] == first.headers["request-id"]
+    assert again.headers["request-id"] != first.headers["request-id"]
+    assert captured_amounts(shop, first["id"]) == [2000]
 
 
 def test_a_key_with_other_parameters_or_another_path_is_an_idempotency_error(sdk: Sdk) -> None:
     key = new_key()
     sdk.ask("charges.create", params=CHARGE, key=key)
-    other = refused(sdk, "charges.create", params={**CHARGE, "amount": 2001}, key=key)
-    elsewhere = refused(sdk, "customers.create", params={"name": "A"}, key=key)
+    other = expect_refusal(sdk, "charges.create", params={**CHARGE, "amount": 2001}, key=key)
+    elsewhere = expect_refusal(sdk, "customers.create", params={"name": "A"}, key=key)
     for error in (other, elsewhere):
         assert (error.kind, error.status) == ("IdempotencyError", 400)
         assert error.headers["stripe-should-retry"] == "false"
@@ -231,15 +231,15 @@ def test_a_key_with_other_parameters_or_another_path_is_an_idempotency_error(sdk
 
 def test_mistakes_name_the_parameter_and_spend_no_key(sdk: Sdk) -> None:
     key = new_key()
-    error = refused(sdk, "charges.create", params={**CHARGE, "amount": "lots"}, key=key)
+    error = expect_refusal(sdk, "charges.create", params={**CHARGE, "amount": "lots"}, key=key)
     assert (error.kind, error.status, error.param) == ("InvalidRequestError", 400, "amount")
-    error = refused(sdk, "charges.create", params={**CHARGE, "colour": "red"}, key=key)
+    error = expect_refusal(sdk, "charges.create", params={**CHARGE, "colour": "red"}, key=key)
     assert error.param == "colour"
     assert not sdk.ask("charges.create", params=CHARGE, key=key).is_replay
 
 
 def test_what_is_not_there_is_not_found(sdk: Sdk) -> None:
-    error = refused(sdk, "charges.retrieve", "ch_nothing")
+    error = expect_refusal(sdk, "charges.retrieve", "ch_nothing")
     assert (error.kind, error.status, error.code) == (
         "InvalidRequestError",
         404,
@@ -250,7 +250,7 @@ def test_what_is_not_there_is_not_found(sdk: Sdk) -> None:
 @pytest.mark.parametrize("name", ["python", "node"])
 def test_a_wrong_key_is_an_authentication_error(shop: Shop, name: str) -> None:
     with closing(open_(name, shop.api.port, "sk_test_wrong")) as stranger:
-        error = refused(stranger, "charges.create", params=CHARGE)
+        error = expect_refusal(stranger, "charges.create", params=CHARGE)
     assert (error.kind, error.status) == ("AuthenticationError", 401)
 
 
@@ -280,13 +280,13 @@ def test_events_tell_what_happened(sdk: Sdk) -> None:
 
 
 def test_the_balance_grows_by_what_was_charged(sdk: Sdk) -> None:
-    def held() -> int:
+    def available() -> int:
         amounts = sdk.ask("balance.retrieve")["available"]
         return sum(each["amount"] for each in amounts if each["currency"] == "eur")
 
-    before = held()
+    before = available()
     sdk.ask("charges.create", params=CHARGE)
-    assert held() == before + 2000
+    assert available() == before + 2000
 
 
 def test_objects_become_the_clients_own_types(shop: Shop) -> None:
@@ -317,7 +317,7 @@ def test_objects_become_the_clients_own_types(shop: Shop) -> None:
         stripe.Charge: charge,
         stripe.Refund: refund,
         stripe.Event: event,
-        stripe.Balance: v1.balance.retrieve(),
+        stripe.Balance: v1.held.retrieve(),
         stripe.ListObject: v1.charges.list(),
     }
     assert all(isinstance(found, kind) for kind, found in types.items())

@@ -19,7 +19,7 @@ PLACES = 3
 
 
 @contextmanager
-def crowded(data: Path, charges: int) -> Iterator[tuple[Api, Together]]:
+def start_crowded(data: Path, charges: int) -> Iterator[tuple[Api, Together]]:
     """So many charges of which three wait for the network, and the others for a place."""
     with start_api(data, threads_max=4) as api:
         together = Together()
@@ -32,7 +32,7 @@ def crowded(data: Path, charges: int) -> Iterator[tuple[Api, Together]]:
 
 
 def test_who_looks_is_answered_while_charges_wait_for_the_network(tmp_path: Path) -> None:
-    with crowded(tmp_path, 8) as (api, together):
+    with start_crowded(tmp_path, 8) as (api, together):
         [newest, *_] = api.get("charges").json()["data"]
         assert newest["status"] == "pending"
     assert together.statuses() == [200] * 8
@@ -41,14 +41,14 @@ def test_who_looks_is_answered_while_charges_wait_for_the_network(tmp_path: Path
 
 def test_so_is_who_only_writes_rows(tmp_path: Path) -> None:
     """It would wait in a transaction, and all who write on SQLite for it."""
-    with crowded(tmp_path, PLACES + 1) as (api, together):
+    with start_crowded(tmp_path, PLACES + 1) as (api, together):
         for name in ("Ada", "Grace"):
             assert api.create("customers", {"name": name})["name"] == name
     assert together.statuses() == [200] * (PLACES + 1)
 
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with crowded(tmp_path, PLACES) as (api, together):
+    with start_crowded(tmp_path, PLACES) as (api, together):
         monkeypatch.setattr("payments.access.concurrency_limit.WAIT_S_MAX", 0.01)
         full = api.post("charges", CHARGE, "late")
         assert (full.status_code, full.json()["error"]["type"]) == (503, "api_error")

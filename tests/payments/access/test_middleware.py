@@ -261,7 +261,7 @@ async def test_a_body_over_the_limit_is_refused_and_nothing_is_done(
 async def test_a_client_that_leaves_before_its_body_is_there_is_not_answered(make: Make) -> None:
     gated = make()
 
-    async def gone() -> dict[str, Any]:
+    async def receive_disconnect() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
     async def nobody(message: Any) -> None:
@@ -272,7 +272,7 @@ async def test_a_client_that_leaves_before_its_body_is_there_is_not_answered(mak
         "type": "http", "method": "POST", "path": "/v1/charges", "query_string": b"",
         "headers": lines, "client": ("127.0.0.1", 5),
     }  # fmt: skip
-    await gated.app(scope, gone, nobody)
+    await gated.app(scope, receive_disconnect, nobody)
     assert gated.runs == []
 
 
@@ -372,8 +372,8 @@ async def test_replays_give_back_what_they_drew(make: Make) -> None:
 async def test_a_completed_key_is_replayed_even_when_the_writes_are_used_up(make: Make) -> None:
     gated = make(rates=rates(writes="1/hour"))
     first = await gated.ask("k1")
-    replay_body = await gated.ask("k1")
-    assert (replay_body.status, replay_body.replayed, replay_body.body) == (200, True, first.body)
+    again = await gated.ask("k1")
+    assert (again.status, again.replayed, again.body) == (200, True, first.body)
     assert_limited(await gated.ask("k2"), "endpoint-rate")
     assert (await gated.ask("k1", b'{"other": 1}')).status == 400  # a mismatch runs nothing
     assert len(gated.runs) == 1
@@ -423,11 +423,11 @@ async def test_looks_for_a_replay_are_limited_like_replays(
     looks: list[object] = []
     asked = gated.middleware.gatherer.ask
 
-    async def counted(verb: Any) -> Any:
+    async def count_and_ask(verb: Any) -> Any:
         looks.append(verb)
         return await asked(verb)
 
-    monkeypatch.setattr(gated.middleware.gatherer, "ask", counted)
+    monkeypatch.setattr(gated.middleware.gatherer, "ask", count_and_ask)
     for number in range(5):
         assert (await gated.ask(f"new-{number}")).status == 429
     assert len(looks) == 2

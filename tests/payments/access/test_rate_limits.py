@@ -31,13 +31,13 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def counting(changed: Rates, redis_url: str | None = None) -> AsyncIterator[RateLimits]:
+async def open_limits(changed: Rates, redis_url: str | None = None) -> AsyncIterator[RateLimits]:
     limits = RateLimits(changed, Counters(redis_url, redis_s_max=20.0))
     yield limits
     await limits.close()
 
 
-async def admitted(limits: RateLimits, count: int) -> int:
+async def count_admitted(limits: RateLimits, count: int) -> int:
     """How many of so many charges are let through."""
     answers = [await limits.admit("acct_1/test", "POST", "/v1/charges") for _ in range(count)]
     return answers.count(None)
@@ -117,45 +117,45 @@ def test_whose_address_it_is(address: str, network: str) -> None:
 
 
 async def test_off_means_off() -> None:
-    async with counting(rates(writes="off", account="off", total="off")) as limits:
-        assert await admitted(limits, 50) == 50
+    async with open_limits(rates(writes="off", account="off", total="off")) as limits:
+        assert await count_admitted(limits, 50) == 50
 
 
 async def test_a_full_bucket_says_when_to_come_back() -> None:
-    async with counting(rates(writes="1/hour")) as limits:
-        assert await admitted(limits, 1) == 1
+    async with open_limits(rates(writes="1/hour")) as limits:
+        assert await count_admitted(limits, 1) == 1
         full = await limits.admit("acct_1/test", "POST", "/v1/charges")
     assert isinstance(full, LimitExceeded)
     assert 3500 < full.retry_after_s <= 3600
 
 
 async def test_a_window_that_ends_gives_all_of_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with counting(rates(writes="2/hour")) as limits:
-        assert await admitted(limits, 3) == 2
+    async with open_limits(rates(writes="2/hour")) as limits:
+        assert await count_admitted(limits, 3) == 2
         later = clock.wall() + 3601
         monkeypatch.setattr("time.time", lambda: later)
-        assert await admitted(limits, 3) == 2
+        assert await count_admitted(limits, 3) == 2
 
 
 async def test_a_clock_that_is_set_back_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of a second would last until the clock is there again."""
-    async with counting(rates(writes="2/second")) as limits:
-        assert await admitted(limits, 3) == 2
+    async with open_limits(rates(writes="2/second")) as limits:
+        assert await count_admitted(limits, 3) == 2
         earlier = clock.wall() - 3600
         monkeypatch.setattr("time.time", lambda: earlier)
-        assert await admitted(limits, 3) == 2
+        assert await count_admitted(limits, 3) == 2
 
 
 async def test_replays_of_an_earlier_window_give_nothing_back_to_this_one() -> None:
     """Requests that are held back, and let go together, would add up to a window of their own."""
-    async with counting(rates(writes="2/hour")) as limits:
-        assert await admitted(limits, 3) == 2
+    async with open_limits(rates(writes="2/hour")) as limits:
+        assert await count_admitted(limits, 3) == 2
         for took_s in (3600.0, 9000.0):
             await limits.was_replay("acct_1/test", "POST", "/v1/charges", took_s)
-        assert await admitted(limits, 1) == 0
+        assert await count_admitted(limits, 1) == 0
         for _ in range(3):
             await limits.was_replay("acct_1/test", "POST", "/v1/charges", 3599.0)
-        assert await admitted(limits, 3) == 1
+        assert await count_admitted(limits, 3) == 1
 
 
 # --------------------------------------------------------------------------------------- Redis
@@ -171,9 +171,9 @@ def empty_redis(redis_url: str) -> str:
 @pytest.mark.slow
 async def test_processes_that_share_a_redis_share_the_limits(empty_redis: str) -> None:
     changed = rates(writes="3/hour")
-    async with counting(changed, empty_redis) as one, counting(changed, empty_redis) as other:
-        assert await admitted(one, 2) == 2
-        assert await admitted(other, 2) == 1
+    async with open_limits(changed, empty_redis) as one, open_limits(changed, empty_redis) as other:
+        assert await count_admitted(one, 2) == 2
+        assert await count_admitted(other, 2) == 1
         await other.was_replay("acct_1/test", "POST", "/v1/charges", 0.1)
         await other.was_replay("acct_1/test", "POST", "/v1/charges", 0.1)
         full = [await one.admit("acct_1/test", "POST", "/v1/charges") for _ in range(3)]
@@ -193,16 +193,16 @@ async def test_while_redis_is_down_each_process_limits_by_itself(
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     caplog.set_level(logging.WARNING, "payments")
     try:
-        async with counting(rates(writes="3/hour"), server.url) as limits:
-            assert await admitted(limits, 2) == 2
+        async with open_limits(rates(writes="3/hour"), server.url) as limits:
+            assert await count_admitted(limits, 2) == 2
             server.kill()
-            assert await admitted(limits, 5) == 3
+            assert await count_admitted(limits, 5) == 3
             assert len(caplog.records) == 1
             assert "each process counts for itself" in caplog.text
             server.restart()
-            assert await admitted(limits, 1) == 0  # Redis is left alone for a while
+            assert await count_admitted(limits, 1) == 0  # Redis is left alone for a while
             now += REDIS_PAUSE_S
-            assert await admitted(limits, 1) == 1  # Redis is asked again: it has counted two
+            assert await count_admitted(limits, 1) == 1  # Redis is asked again: it has counted two
             assert "all processes count together" in caplog.text
     finally:
         server.close()
@@ -210,5 +210,5 @@ async def test_while_redis_is_down_each_process_limits_by_itself(
 
 async def test_a_redis_that_was_never_there_stops_nobody() -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
-    async with counting(rates(writes="2/hour"), url) as limits:
-        assert await admitted(limits, 4) == 2
+    async with open_limits(rates(writes="2/hour"), url) as limits:
+        assert await count_admitted(limits, 4) == 2

@@ -13,7 +13,7 @@ PRICE = {"amount": 500, "currency": "usd"}
 EXPIRY = {"exp_month": 1, "exp_year": 2030}
 
 
-def written(api: Api, number: str) -> list[str]:
+def files_with(api: Api, number: str) -> list[str]:
     """The files that hold this number: the database, and its log, where all that was ever
     committed stays for a while.
     """
@@ -48,14 +48,14 @@ def test_p12_a_number_that_is_not_known_is_written_nowhere(
 ) -> None:
     number = f"4{len(param):02}{len(path):02}88888881881"
     for refused in (
-        api.post(path, flat(filled(said, number))),
-        api.post_json(path, filled(said, number)),
+        api.post(path, flat(fill(said, number))),
+        api.post_json(path, fill(said, number)),
     ):
         error = refused.json()["error"]
         assert refused.status_code == 400
         assert (error["code"], error["param"]) == ("incorrect_number", param)
         assert number not in refused.text
-    assert written(api, number) == []
+    assert files_with(api, number) == []
 
 
 def test_one_that_is_written_with_spaces_is_found_in_what_cannot_be_read_too(api: Api) -> None:
@@ -68,14 +68,14 @@ def test_one_that_is_written_with_spaces_is_found_in_what_cannot_be_read_too(api
     ):
         headers = {"content-type": kind}
         assert api.client.post("/v1/charges", content=body, headers=headers).status_code == 400
-    assert written(api, "4929123456789012") == []
-    assert written(api, "4929+1234+5678+9012") == []
+    assert files_with(api, "4929123456789012") == []
+    assert files_with(api, "4929+1234+5678+9012") == []
 
 
 def test_p12_one_in_the_url_is_written_nowhere_either(api: Api) -> None:
     error = api.post("charges?source=4929123456789014", PRICE).json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", "source")
-    assert written(api, "4929123456789014") == []
+    assert files_with(api, "4929123456789014") == []
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_p12_nor_is_one_where_nobody_looks_for_it(
     assert (refused.status_code, error["code"]) == (400, "incorrect_number")
     assert error.get("param") == param
     assert number not in refused.text
-    assert written(api, number) == []
+    assert files_with(api, number) == []
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_however_it_is_typed_or_copied_it_is_written_nowhere(api: Api, typed: st
     wrong = {**PRICE, "source": {"number": typed, **EXPIRY, "cvc": "718293"}}
     for refused in (api.post("charges", flat(wrong)), api.post_json("charges", wrong)):
         assert refused.json()["error"]["code"] == "incorrect_number"
-    assert written(api, "718293") == []
+    assert files_with(api, "718293") == []
 
 
 def test_other_long_numbers_are_no_cards(api: Api) -> None:
@@ -145,12 +145,12 @@ def test_its_key_stays_unused(api: Api) -> None:
     assert api.post("charges", PRICE | {"source": "tok_visa"}, "known-cards").status_code == 200
 
 
-def filled(said: Any, number: str) -> Any:
+def fill(said: Any, number: str) -> Any:
     """With a number in the place that waits for it."""
     if isinstance(said, dict):
-        return {name: filled(value, number) for name, value in said.items()}
+        return {name: fill(value, number) for name, value in said.items()}
     if isinstance(said, list):
-        return [filled(value, number) for value in said]
+        return [fill(value, number) for value in said]
     return number if said == "{}" else said
 
 

@@ -28,16 +28,16 @@ def test_json_says_the_same_as_a_form(api: Api) -> None:
 
 def test_a_retry_gets_the_same_charge(api: Api) -> None:
     said = {"amount": 900, "currency": "eur", "source": "tok_visa"}
-    first, replay_body = (
+    first, again = (
         api.post("charges", said, "charge-1"),
         api.post("charges", said, "charge-1"),
     )
-    assert replay_body.content == first.content
-    assert replay_body.headers["idempotent-replayed"] == "true"
+    assert again.content == first.content
+    assert again.headers["idempotent-replayed"] == "true"
     assert "idempotent-replayed" not in first.headers
     assert first.headers["original-request"] == first.headers["request-id"]
-    assert replay_body.headers["original-request"] == first.headers["request-id"]
-    assert replay_body.headers["request-id"] != first.headers["request-id"]
+    assert again.headers["original-request"] == first.headers["request-id"]
+    assert again.headers["request-id"] != first.headers["request-id"]
     assert len([row for row in api.network.rows("capture") if row[0] == first.json()["id"]]) == 1
 
 
@@ -87,14 +87,14 @@ def test_a_decline_is_a_result_kept_and_replayed(
     api: Api, token: str, code: str, decline_code: str
 ) -> None:
     said = {"amount": 900, "currency": "eur", "source": token}
-    first, replay_body = api.post("charges", said, token), api.post("charges", said, token)
+    first, again = api.post("charges", said, token), api.post("charges", said, token)
     error = first.json()["error"]
     schemas.Error.model_validate(first.json())
     assert (first.status_code, error["type"]) == (402, "card_error")
     assert (error["code"], error["decline_code"]) == (code, decline_code)
-    assert replay_body.content == first.content
-    assert replay_body.headers["idempotent-replayed"] == "true"
-    assert replay_body.headers["stripe-should-retry"] == "false"
+    assert again.content == first.content
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.headers["stripe-should-retry"] == "false"
     failed = api.get(f"charges/{error['charge']}").json()
     assert (failed["status"], failed["paid"], failed["failure_code"]) == ("failed", False, code)
     assert failed["amount_captured"] == 0
@@ -106,8 +106,8 @@ def test_what_is_only_authorised_can_be_captured_once_and_in_part(api: Api) -> N
     assert api.post_refused(f"charges/{held['id']}/capture", {"amount": 2001})["param"] == "amount"
     taken = api.create(f"charges/{held['id']}/capture", {"amount": 1500})
     assert (taken["captured"], taken["amount_captured"]) == (True, 1500)
-    replay_body = api.post_refused(f"charges/{held['id']}/capture")
-    assert replay_body["code"] == "charge_already_captured"
+    again = api.post_refused(f"charges/{held['id']}/capture")
+    assert again["code"] == "charge_already_captured"
     assert [row for row in api.network.rows("capture") if row[0] == held["id"]] == [
         (held["id"], 1500)
     ]
@@ -212,8 +212,8 @@ def test_the_network_is_asked_again_under_the_same_key(api: Api) -> None:
     api.network.down = 1
     lost = api.post("charges", said, "charge-4")
     assert (lost.status_code, lost.json()["error"]["type"]) == (503, "api_error")
-    replay_body = api.post("charges", said, "charge-4")
-    assert replay_body.status_code == 200
+    again = api.post("charges", said, "charge-4")
+    assert again.status_code == 200
     assert [row for row in api.network.rows("capture") if row[1] == 1234] == [
-        (replay_body.json()["id"], 1234)
+        (again.json()["id"], 1234)
     ]

@@ -35,11 +35,11 @@ def test_a_method_of_one_customer_is_not_taken_by_making_another(fresh: Api) -> 
     """The refusal is kept, the rows that were written before it are not."""
     first = fresh.create("customers", {"payment_method": "pm_card_visa"})["id"]
     [method] = fresh.get("payment_methods", customer=first).json()["data"]
-    refused, replay_body = (
+    refused, again = (
         fresh.post("customers", {"payment_method": method["id"]}, "steal") for _ in range(2)
     )
-    assert (refused.status_code, replay_body.content) == (400, refused.content)
-    assert replay_body.headers["idempotent-replayed"] == "true"
+    assert (refused.status_code, again.content) == (400, refused.content)
+    assert again.headers["idempotent-replayed"] == "true"
     assert fresh.get("payment_methods", customer=first).json()["data"] == [method]
     assert fresh.count("customers") == 1
 
@@ -51,9 +51,9 @@ def test_customers_are_listed_by_email(api: Api) -> None:
 
 def test_a_retry_makes_one_customer(api: Api) -> None:
     """Rows only: claim, rows and answer are one transaction."""
-    first, replay_body = (api.post("customers", {"name": "Grace"}, "customer-1") for _ in range(2))
-    assert replay_body.content == first.content
-    assert replay_body.headers["idempotent-replayed"] == "true"
+    first, again = (api.post("customers", {"name": "Grace"}, "customer-1") for _ in range(2))
+    assert again.content == first.content
+    assert again.headers["idempotent-replayed"] == "true"
     assert len(api.events("customer.created")) == len(
         {event["data"]["object"]["id"] for event in api.events("customer.created")}
     )

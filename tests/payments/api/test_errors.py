@@ -58,9 +58,9 @@ def test_what_nobody_foresaw_is_told_as_our_error_and_can_be_retried(api: Api) -
     schemas.Error.model_validate(failed.json())
     assert failed.headers["request-id"].startswith("req_")
     api.network.authorise = authorise  # type: ignore[method-assign]
-    replay_body = api.post("charges", said, "unforeseen")
-    assert replay_body.status_code == 200
-    assert "idempotent-replayed" not in replay_body.headers
+    again = api.post("charges", said, "unforeseen")
+    assert again.status_code == 200
+    assert "idempotent-replayed" not in again.headers
 
 
 @pytest.mark.parametrize("raised", [LeaseLost("taken over"), StoreUnavailable("down")])

@@ -15,7 +15,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def made(api: Api) -> list[str]:
+def charges(api: Api) -> list[str]:
     """Newest first."""
     return [api.charge(100 + number)["id"] for number in range(7)][::-1]
 
@@ -24,25 +24,25 @@ def ids(found: dict[str, Any]) -> list[str]:
     return [each["id"] for each in found["data"]]
 
 
-def test_a_list_is_walked_forwards_and_backwards(api: Api, made: list[str]) -> None:
+def test_a_list_is_walked_forwards_and_backwards(api: Api, charges: list[str]) -> None:
     first = api.get("charges", limit=3).json()
     assert (first["object"], first["url"], first["has_more"]) == ("list", "/v1/charges", True)
-    assert ids(first) == made[:3]
-    second = api.get("charges", limit=3, starting_after=made[2]).json()
-    assert (ids(second), second["has_more"]) == (made[3:6], True)
-    last = api.get("charges", limit=3, starting_after=made[5]).json()
-    assert (ids(last), last["has_more"]) == (made[6:], False)
-    back = api.get("charges", limit=3, ending_before=made[6]).json()
-    assert (ids(back), back["has_more"]) == (made[3:6], True)
-    top = api.get("charges", limit=5, ending_before=made[2]).json()
-    assert (ids(top), top["has_more"]) == (made[:2], False)
+    assert ids(first) == charges[:3]
+    second = api.get("charges", limit=3, starting_after=charges[2]).json()
+    assert (ids(second), second["has_more"]) == (charges[3:6], True)
+    last = api.get("charges", limit=3, starting_after=charges[5]).json()
+    assert (ids(last), last["has_more"]) == (charges[6:], False)
+    back = api.get("charges", limit=3, ending_before=charges[6]).json()
+    assert (ids(back), back["has_more"]) == (charges[3:6], True)
+    top = api.get("charges", limit=5, ending_before=charges[2]).json()
+    assert (ids(top), top["has_more"]) == (charges[:2], False)
 
 
-def test_a_list_is_limited_by_time(api: Api, made: list[str]) -> None:
-    created = api.get(f"charges/{made[0]}").json()["created"]
+def test_a_list_is_limited_by_time(api: Api, charges: list[str]) -> None:
+    created = api.get(f"charges/{charges[0]}").json()["created"]
     assert ids(api.get("charges", **{"created[gte]": created + 60}).json()) == []
-    assert made[0] in ids(api.get("charges", **{"created[lte]": created}).json())
-    assert made[0] in ids(api.get("charges", created=created).json())
+    assert charges[0] in ids(api.get("charges", **{"created[lte]": created}).json())
+    assert charges[0] in ids(api.get("charges", created=created).json())
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_what_is_wrong_is_named(api: Api, query: dict[str, Any], param: str) -> 
     assert response.json()["error"]["param"] == param
 
 
-def test_one_way_at_a_time(api: Api, made: list[str]) -> None:
-    both = {"starting_after": made[0], "ending_before": made[1]}
+def test_one_way_at_a_time(api: Api, charges: list[str]) -> None:
+    both = {"starting_after": charges[0], "ending_before": charges[1]}
     assert api.get("charges", **both).status_code == 400
 
 

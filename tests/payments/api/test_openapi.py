@@ -58,7 +58,7 @@ def test_every_reference_leads_somewhere(api: Api) -> None:
     look(document)
 
 
-def judged(server: ApiProcess, folder: Path, *options: str) -> str:
+def run_schemathesis(server: ApiProcess, folder: Path, *options: str) -> str:
     """What schemathesis says; it fails where an answer is a failure, or outside the document."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     command += ["--header", f"Authorization: Bearer {LOCAL_KEY}", "--checks", ",".join(CHECKS)]
@@ -77,7 +77,7 @@ def judged(server: ApiProcess, folder: Path, *options: str) -> str:
 @pytest.mark.slow
 def test_requests_made_from_the_document_are_answered_as_it_says(tmp_path: Path) -> None:
     with ApiProcess(tmp_path) as server:
-        said = judged(server, tmp_path, "--phases", "fuzzing", "--max-examples", "2")
+        said = run_schemathesis(server, tmp_path, "--phases", "fuzzing", "--max-examples", "2")
     assert "passed" in said
 
 
@@ -86,5 +86,5 @@ def test_requests_made_from_the_document_are_answered_as_it_says(tmp_path: Path)
 def test_many_requests_made_from_the_document(database_url: str, tmp_path: Path) -> None:
     with ApiProcess(tmp_path, database_url=database_url) as server:
         phases = "examples,coverage,fuzzing,stateful"
-        said = judged(server, tmp_path, "--phases", phases, "--max-examples", "30")
+        said = run_schemathesis(server, tmp_path, "--phases", phases, "--max-examples", "30")
     assert "passed" in said

@@ -23,9 +23,9 @@ def test_an_intent_is_created_confirmed_and_paid(api: Api) -> None:
 
 def test_creating_and_confirming_in_one_request(api: Api) -> None:
     paid = api.create("payment_intents", CONFIRMED | {"metadata[a]": "b"}, "intent-1")
-    replay_body = api.post("payment_intents", CONFIRMED | {"metadata[a]": "b"}, "intent-1")
-    assert replay_body.json() == paid
-    assert replay_body.headers["idempotent-replayed"] == "true"
+    again = api.post("payment_intents", CONFIRMED | {"metadata[a]": "b"}, "intent-1")
+    assert again.json() == paid
+    assert again.headers["idempotent-replayed"] == "true"
     assert paid["status"] == "succeeded"
     charges = api.get("charges", payment_intent=paid["id"]).json()["data"]
     assert [charge["id"] for charge in charges] == [paid["latest_charge"]]

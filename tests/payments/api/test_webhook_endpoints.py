@@ -116,8 +116,8 @@ def test_a_retry_makes_no_second_endpoint_and_gets_the_same_secret(server: Serve
     params: Any = {"url": URL, "enabled_events": WANTED}
     create = server.endpoints.create
     first = create(params, {"idempotency_key": "k1"})
-    replay_body = create(params, {"idempotency_key": "k1"})
-    assert (first.id, first.secret) == (replay_body.id, replay_body.secret)
+    again = create(params, {"idempotency_key": "k1"})
+    assert (first.id, first.secret) == (again.id, again.secret)
     assert len(server.endpoints.list().data) == 1
 
 
@@ -214,8 +214,8 @@ def test_an_event_arrives_and_stripes_library_believes_it(server: Server) -> Non
         until(lambda: len(there.requests) == 2, wait)
         headers, body = parse(there.requests[1])
         for secret in (made.secret, rolled["secret"]):
-            replay_body = stripe.Webhook.construct_event(body, headers["stripe-signature"], secret)
-            assert replay_body.id == event.id
+            again = stripe.Webhook.construct_event(body, headers["stripe-signature"], secret)
+            assert again.id == event.id
 
         path = f"/v1/webhook_endpoints/{made.id}/deliveries"
         until(lambda: _get(server, path)["data"][0]["status"] == "delivered", wait)

@@ -38,7 +38,7 @@ def client(network: CardNetwork, tmp_path_factory: pytest.TempPathFactory) -> It
         yield client
 
 
-def charged(client: TestClient, order: str, key: str, source: str = "tok_visa") -> Any:
+def post_charge(client: TestClient, order: str, key: str, source: str = "tok_visa") -> Any:
     said = {"amount": 2400, "currency": "eur", "source": source, "metadata[order]": order}
     headers = {"Authorization": f"Bearer {LOCAL_KEY}", "Idempotency-Key": key}
     return client.post("/v1/charges", data=said, headers=headers)
@@ -51,8 +51,8 @@ def tally(client: TestClient, order: str, key: str) -> Any:
 def test_an_order_is_counted_by_the_network(client: TestClient) -> None:
     assert tally(client, "o1", "k1")["charges"] == 0
     for _ in range(3):
-        assert charged(client, "o1", "k1").status_code == 200
-    charged(client, "o2", "k2")
+        assert post_charge(client, "o1", "k1").status_code == 200
+    post_charge(client, "o2", "k2")
 
     assert tally(client, "o1", "k1") == {
         "ledger": {"entries": 2, "sum": 0},
@@ -67,14 +67,14 @@ def test_an_order_is_counted_by_the_network(client: TestClient) -> None:
 
 
 def test_a_second_charge_of_an_order_would_be_seen(client: TestClient) -> None:
-    charged(client, "o3", "k3")
-    charged(client, "o3", "k3-again")
+    post_charge(client, "o3", "k3")
+    post_charge(client, "o3", "k3-again")
 
     assert (tally(client, "o3", "k3")["charges"], tally(client, "o3", "k3")["moved"]) == (2, 4800)
 
 
 def test_a_decline_moves_nothing(client: TestClient) -> None:
-    assert charged(client, "o4", "k4", "tok_chargeDeclined").status_code == 402
+    assert post_charge(client, "o4", "k4", "tok_chargeDeclined").status_code == 402
 
     told = tally(client, "o4", "k4")
     assert (told["charges"], told["moved"], told["declines"]) == (0, 0, 1)

@@ -16,77 +16,77 @@ from tests.payments.api_client import Api, start_api
 CHARGE = {"amount": 500, "currency": "eur", "source": "tok_visa"}
 
 
-def heard(lines: list[bytes]) -> list[dict[str, Any]]:
+def parse_entries(lines: list[bytes]) -> list[dict[str, Any]]:
     data = [line.partition(b"data: ")[2] for line in lines]
     return [json.loads(each) for each in data if each]
 
 
-async def listened(watch: TraceLog, after: int | None, count: int) -> list[dict[str, Any]]:
+async def read_stream(watch: TraceLog, after: int | None, count: int) -> list[dict[str, Any]]:
     """The first so many notices of a stream."""
     lines: list[bytes] = []
     stream = watch.stream(after)
     async for line in stream:
         lines.append(line)
-        if len(heard(lines)) == count:
+        if len(parse_entries(lines)) == count:
             break
     await stream.aclose()
-    return heard(lines)
+    return parse_entries(lines)
 
 
 @pytest.fixture
-def noticing(monkeypatch: pytest.MonkeyPatch) -> list[TraceLog]:
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[TraceLog]:
     """The watches of applications that are made from now on."""
     made: list[TraceLog] = []
 
-    class Noticed(TraceLog):
+    class RecordedTrace(TraceLog):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr("payments.app.TraceLog", Noticed)
+    monkeypatch.setattr("payments.app.TraceLog", RecordedTrace)
     return made
 
 
 @pytest.fixture
-def api(tmp_path_factory: pytest.TempPathFactory, noticing: list[TraceLog]) -> Any:
+def api(tmp_path_factory: pytest.TempPathFactory, traces: list[TraceLog]) -> Any:
     with start_api(tmp_path_factory.mktemp("watched")) as api:
         yield api
 
 
-def test_a_charge_is_seen_on_its_way(api: Api, noticing: list[TraceLog]) -> None:
+def test_a_charge_is_seen_on_its_way(api: Api, traces: list[TraceLog]) -> None:
     api.post("charges", CHARGE, key="k1")
     api.post("charges", CHARGE, key="k1")
     api.post("charges", {**CHARGE, "amount": 501}, key="k1")
 
-    notices = asyncio.run(listened(noticing[0], 0, 14))
+    notices = asyncio.run(read_stream(traces[0], 0, 14))
     seen = [(notice["request"], notice["part"], notice["says"]) for notice in notices]
     assert seen == [
         (1, "client", "a request arrives"),
-        (1, "limiter", "let in: known, and within the limits"),
+        (1, "limiter", "accepted: valid key, within the limits"),
         (1, "key", "claimed: attempt 1, fence 1"),
         (1, "handler", "runs"),
         (1, "handler", "done: 200, recorded together with its rows"),
-        (1, "webhook", "an event is written, together with the charge"),
-        (1, "client", "is answered 200"),
+        (1, "webhook", "an event is written together with the charge"),
+        (1, "client", "gets 200"),
         (2, "client", "a request arrives"),
-        (2, "limiter", "let in: known, and within the limits"),
-        (2, "key", "known: the kept answer, nothing runs"),
-        (2, "client", "is answered 200, the kept answer"),
+        (2, "limiter", "accepted: valid key, within the limits"),
+        (2, "key", "known: the stored response, nothing runs"),
+        (2, "client", "gets 200, the stored response"),
         (3, "client", "a request arrives"),
-        (3, "limiter", "let in: known, and within the limits"),
+        (3, "limiter", "accepted: valid key, within the limits"),
         (3, "key", "refused: mismatch"),
     ]
     assert {notice["key"] for notice in notices} == {"k1"}
-    assert noticing[0].requests_of("k1") == 3
+    assert traces[0].requests_of("k1") == 3
 
 
-def test_what_others_buy_is_not_watched(api: Api, noticing: list[TraceLog]) -> None:
+def test_what_others_buy_is_not_watched(api: Api, traces: list[TraceLog]) -> None:
     """Their keys would push out those that the page asks for."""
     _, other = Accounts(api.database).create("another shop")
     headers = {"authorization": f"Bearer {other}", "idempotency-key": "k2"}
     assert api.client.post("/v1/charges", data=CHARGE, headers=headers).status_code == 200
-    assert noticing[0].requests_of("k2") == 0
-    assert not noticing[0]._entries
+    assert traces[0].requests_of("k2") == 0
+    assert not traces[0]._entries
 
 
 def test_whoever_comes_back_misses_nothing() -> None:
@@ -94,7 +94,7 @@ def test_whoever_comes_back_misses_nothing() -> None:
     for number in range(5):
         told.add("key", "good", str(number))
 
-    assert [each["says"] for each in asyncio.run(listened(told, 3, 2))] == ["3", "4"]
+    assert [each["says"] for each in asyncio.run(read_stream(told, 3, 2))] == ["3", "4"]
 
 
 def test_whoever_was_told_by_another_process_is_told_by_this_one() -> None:
@@ -107,7 +107,7 @@ def test_whoever_was_told_by_another_process_is_told_by_this_one() -> None:
         told.add("key", "good", "second")
         lines.append(await anext(stream))
         await stream.aclose()
-        return heard(lines)
+        return parse_entries(lines)
 
     assert [each["says"] for each in asyncio.run(main())] == ["second"]
 
@@ -121,7 +121,7 @@ def test_who_listens_is_told_from_any_thread() -> None:
         await asyncio.to_thread(told.add, "network", "good", "from a thread")
         second = await anext(stream)
         await stream.aclose()
-        return heard([first, second])
+        return parse_entries([first, second])
 
     assert [each["says"] for each in asyncio.run(main())] == ["from a thread"]
 
@@ -160,10 +160,10 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_watches_where_the_local_key_does_not_work(
-    tmp_path_factory: pytest.TempPathFactory, noticing: list[TraceLog]
+    tmp_path_factory: pytest.TempPathFactory, traces: list[TraceLog]
 ) -> None:
     with start_api(tmp_path_factory.mktemp("unwatched"), demo=False) as api:
         api.post("charges", CHARGE, key="k1")
-        assert not noticing
+        assert not traces
         assert api.client.get("/demo/tally").status_code == 404
         assert api.client.get("/", follow_redirects=False).headers["location"] == "/explain"

@@ -97,7 +97,7 @@ class Stage:
         with self.database.read() as connection:
             return connection.execute(query).one_or_none()
 
-    def armed(self) -> int | None:
+    def armed_times(self) -> int | None:
         listed = self.client.get("/demo/faults").json()["data"]
         return {each["fault"]: each["times"] for each in listed}.get(LOST_ANSWER)
 
@@ -139,10 +139,10 @@ def test_an_event_is_processed_once(stage: Stage) -> None:
 
 def test_an_event_whose_answer_is_lost_is_delivered_again_and_processed_once(stage: Stage) -> None:
     stage.client.put(f"/demo/faults/{LOST_ANSWER}", json={"times": 1})
-    assert stage.armed() == 1
+    assert stage.armed_times() == 1
     stage.post("charges", CHARGE, "k1")
     stage.deliver()
-    assert stage.armed() == 0
+    assert stage.armed_times() == 0
     first = {"status": "pending", "attempts": 1, "failed": True, "processed": 1}
     assert stage.told("k1") == first
 
@@ -201,7 +201,7 @@ def test_what_somebody_disabled_stays_so_and_what_is_deleted_comes_back(stage: S
     stage.post(f"webhook_endpoints/{ENDPOINT}", {"disabled": "true"})
     register(stage.settings, URL)
     assert stage.endpoint().status == "disabled"
-    assert stage.armed() is None  # nobody listens, so there is no answer to lose
+    assert stage.armed_times() is None  # nobody listens, so there is no answer to lose
 
     stage.client.delete(f"/v1/webhook_endpoints/{ENDPOINT}")
     assert stage.client.post(PATH).status_code == 404

@@ -36,15 +36,15 @@ def test_a_key_that_is_used_anew_after_days_is_a_new_charge(fresh: Api) -> None:
     pass_days(fresh)
     second = fresh.post("charges", CHARGE, "order-17")
     assert (second.status_code, second.json()["status"]) == (200, "succeeded"), second.text
-    replay_body = fresh.post("refunds", {"charge": first["id"], "amount": 100}, "refund-17").json()
-    assert replay_body["status"] == "succeeded"
+    again = fresh.post("refunds", {"charge": first["id"], "amount": 100}, "refund-17").json()
+    assert again["status"] == "succeeded"
     assert [reference for reference, _ in fresh.network.rows("capture")] == [
         first["id"],
         second.json()["id"],
     ]
     assert [reference for reference, _ in fresh.network.rows("refund")] == [
         refund["id"],
-        replay_body["id"],
+        again["id"],
     ]
 
 
@@ -65,8 +65,8 @@ def test_an_intent_that_the_network_never_voids_stays_capturable(fresh: Api) -> 
     held = fresh.create("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
     forget(fresh, held["latest_charge"])
     why = {"cancellation_reason": "duplicate"}
-    refused = fresh.post_refused(f"payment_intents/{held['id']}/cancel", why)
-    assert refused["code"] == "processing_error"
+    expect_refusal = fresh.post_refused(f"payment_intents/{held['id']}/cancel", why)
+    assert expect_refusal["code"] == "processing_error"
     assert fresh.get(f"payment_intents/{held['id']}").json() == held
 
 
@@ -122,28 +122,28 @@ def test_a_capture_that_meets_another_one_is_not_decided_by_it(fresh: Api) -> No
 def test_amounts_are_what_card_networks_take(api: Api, currency: str, step: int) -> None:
     """Three decimals are spoken of, two are charged; and there are crowns, but no parts of one."""
 
-    def refused(path: str, said: dict[str, Any], param: str) -> None:
+    def expect_refusal(path: str, said: dict[str, Any], param: str) -> None:
         error = api.post_refused(path, said)
         assert (error["param"], error["code"]) == (param, "invalid_charge_amount")
         assert str(step) in error["message"]
 
     price: dict[str, Any] = {"amount": 5 * step, "currency": currency}
     odd = price | {"amount": 5 * step + 1}
-    refused("charges", odd | {"source": "tok_visa"}, "amount")
-    refused("payment_intents", odd, "amount")
+    expect_refusal("charges", odd | {"source": "tok_visa"}, "amount")
+    expect_refusal("payment_intents", odd, "amount")
     intent = api.create("payment_intents", price | {"payment_method": "pm_card_visa"})
-    refused(f"payment_intents/{intent['id']}", {"amount": odd["amount"]}, "amount")
+    expect_refusal(f"payment_intents/{intent['id']}", {"amount": odd["amount"]}, "amount")
     dollars = api.create("payment_intents", {"amount": odd["amount"] + 50, "currency": "usd"})
-    refused(f"payment_intents/{dollars['id']}", {"currency": currency}, "amount")
+    expect_refusal(f"payment_intents/{dollars['id']}", {"currency": currency}, "amount")
 
     held = api.charge(5 * step, currency=currency, capture="false")
-    refused(f"charges/{held['id']}/capture", {"amount": step + 1}, "amount")
+    expect_refusal(f"charges/{held['id']}/capture", {"amount": step + 1}, "amount")
     taken = api.create(f"charges/{held['id']}/capture", {"amount": 4 * step})
     assert taken["amount_captured"] == 4 * step
-    refused("refunds", {"charge": held["id"], "amount": step - 1}, "amount")
+    expect_refusal("refunds", {"charge": held["id"], "amount": step - 1}, "amount")
     assert api.create("refunds", {"charge": held["id"], "amount": step})["amount"] == step
     manual = {"payment_method": "pm_card_visa", "confirm": "true", "capture_method": "manual"}
     held = api.create("payment_intents", price | manual)
     path = f"payment_intents/{held['id']}/capture"
-    refused(path, {"amount_to_capture": step + 1}, "amount_to_capture")
+    expect_refusal(path, {"amount_to_capture": step + 1}, "amount_to_capture")
     assert api.create(path)["amount_received"] == 5 * step

@@ -27,14 +27,14 @@ VISA = "4242424242424242"
 # ------------------------------------------------------------------------------------- comparing
 
 
-def agreed() -> tuple[LedgerState, NetworkState]:
+def both_sides() -> tuple[LedgerState, NetworkState]:
     here = LedgerState({("ch_1", "usd"): 500, ("re_1", "usd"): -200}, {"ch_1": "ntx_1"}, set(), {})
     there = NetworkState(dict(here.moved), {"ch_1": ["ntx_1"]}, set(), {"ch_1": NOW - 9})
     return here, there
 
 
 def test_sides_that_agree() -> None:
-    report = compare(*agreed(), now_s=NOW)
+    report = compare(*both_sides(), now_s=NOW)
     assert (report.differences, report.pending) == ([], [])
     assert (report.movements, report.totals) == (2, {"usd": 300})
 
@@ -92,13 +92,13 @@ def test_sides_that_agree() -> None:
 def test_every_difference_is_a_line_with_both_sides(
     breaks: Callable[[LedgerState, NetworkState], object], line: Difference
 ) -> None:
-    here, there = agreed()
+    here, there = both_sides()
     breaks(here, there)
     assert compare(here, there, now_s=NOW).differences == [line]
 
 
 def test_what_is_under_way_is_told_apart_until_it_takes_too_long() -> None:
-    here, there = agreed()
+    here, there = both_sides()
     there.moved[("ch_2", "usd")] = 900
     there.holds["ch_2"] = ["ntx_9"]
     here.unfinished.update({"ch_2": NOW - 60, "ch_3": NOW - 60})

@@ -34,7 +34,7 @@ def on_postgres(postgres_url: str, tmp_path: Path) -> Iterator[DeliverySetup]:
         yield made
 
 
-def told(post: DeliverySetup, age_s: float, status: str) -> str:
+def add_event(post: DeliverySetup, age_s: float, status: str) -> str:
     """An event of this age, one delivery of it that stands so, and one attempt."""
     event, created = post.event(), int(clock.wall() - age_s)
     with post.database.begin() as connection:
@@ -49,7 +49,7 @@ def told(post: DeliverySetup, age_s: float, status: str) -> str:
     return event
 
 
-def kept(post: DeliverySetup) -> dict[str, Any]:
+def stored(post: DeliverySetup) -> dict[str, Any]:
     return {
         "events": {row.id for row in post.events()},
         "deliveries": {row.event for row in post.deliveries()},
@@ -61,12 +61,12 @@ def kept(post: DeliverySetup) -> dict[str, Any]:
 def test_what_is_old_goes_and_what_is_younger_stays(post: DeliverySetup, status: str) -> None:
     post.endpoint(URL)
     for days in (31, 300):
-        told(post, days * DAY_S, status)
-    young = {told(post, days * DAY_S, status) for days in (0, 29)}
+        add_event(post, days * DAY_S, status)
+    young = {add_event(post, days * DAY_S, status) for days in (0, 29)}
 
     assert EventSweeper(post.database, KEPT_S).run_once() == 6
 
-    assert kept(post) == {"events": young, "deliveries": young, "attempts": 2}
+    assert stored(post) == {"events": young, "deliveries": young, "attempts": 2}
 
 
 def test_an_event_that_nobody_wanted_goes_too(post: DeliverySetup) -> None:
@@ -82,11 +82,11 @@ def test_an_event_that_nobody_wanted_goes_too(post: DeliverySetup) -> None:
 def test_what_waits_to_be_delivered_stays_and_so_does_its_event(post: DeliverySetup) -> None:
     """Nobody sent it for a month: at least once is at least once."""
     post.endpoint(URL)
-    waits = {told(post, 60 * DAY_S, "pending")}
+    waits = {add_event(post, 60 * DAY_S, "pending")}
 
     EventSweeper(post.database, KEPT_S).run_once()
 
-    assert kept(post) == {"events": waits, "deliveries": waits, "attempts": 0}
+    assert stored(post) == {"events": waits, "deliveries": waits, "attempts": 0}
 
 
 def test_it_goes_in_small_transactions(
@@ -95,7 +95,7 @@ def test_it_goes_in_small_transactions(
     monkeypatch.setattr(sweeper, "ROWS_MAX", 2)
     post.endpoint(URL)
     for _ in range(5):
-        told(post, 31 * DAY_S, "delivered")
+        add_event(post, 31 * DAY_S, "delivered")
     total: list[int] = []
 
     def count(_: Any, cursor: Any, statement: str, *more: Any) -> None:
@@ -106,18 +106,18 @@ def test_it_goes_in_small_transactions(
     EventSweeper(post.database, KEPT_S).run_once()
 
     assert sorted(total) == [1, 1, 1, 2, 2, 2, 2, 2, 2]
-    assert kept(post) == {"events": set(), "deliveries": set(), "attempts": 0}
+    assert stored(post) == {"events": set(), "deliveries": set(), "attempts": 0}
 
 
 def test_one_that_is_told_to_stop_leaves_the_rest(post: DeliverySetup) -> None:
     post.endpoint(URL)
-    old = {told(post, 31 * DAY_S, "delivered")}
+    old = {add_event(post, 31 * DAY_S, "delivered")}
     stopped = EventSweeper(post.database, KEPT_S)
     stopped.stop()
 
     assert stopped.run_once() == 0
 
-    assert kept(post)["events"] == old
+    assert stored(post)["events"] == old
 
 
 def test_a_server_sweeps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_an_event_that_is_being_sent_again_stays(on_postgres: DeliverySetup) -> 
     """Whoever sends it again has locked it: no delivery is left without its event."""
     post = on_postgres
     post.endpoint(URL)
-    event = told(post, 31 * DAY_S, "delivered")
+    event = add_event(post, 31 * DAY_S, "delivered")
     with post.database.begin() as connection:
         row = rows.get(connection, event_rows, post.tenant, event, lock=True)
         deliveries.send_again(connection, post.tenant, row, None, clock.wall())
@@ -143,4 +143,4 @@ def test_an_event_that_is_being_sent_again_stays(on_postgres: DeliverySetup) -> 
 
     EventSweeper(post.database, KEPT_S).run_once()
 
-    assert kept(post) == {"events": {event}, "deliveries": {event}, "attempts": 0}
+    assert stored(post) == {"events": {event}, "deliveries": {event}, "attempts": 0}

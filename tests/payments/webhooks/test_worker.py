@@ -86,7 +86,7 @@ def test_only_who_wants_an_event_is_told(post: DeliverySetup) -> None:
 def test_what_is_rolled_back_is_never_sent(post: DeliverySetup) -> None:
     from payments.webhooks import events
 
-    def failing() -> None:
+    def start_failing() -> None:
         with post.database.begin() as connection:
             events.record(connection, post.tenant, "charge.succeeded", {}, None)
             raise ZeroDivisionError
@@ -94,7 +94,7 @@ def test_what_is_rolled_back_is_never_sent(post: DeliverySetup) -> None:
     with listening(OK) as there:
         post.endpoint(there.url)
         with pytest.raises(ZeroDivisionError):
-            failing()
+            start_failing()
         assert post.worker().drain() == 0
     assert there.requests == []
 
@@ -433,7 +433,7 @@ def test_no_courier_outlives_its_test(tmp_path: Path) -> None:
 def test_it_leaves_connections_to_those_who_pay(post: DeliverySetup) -> None:
     held, most, guard = 0, 0, threading.Lock()
 
-    def counting(by: int) -> Callable[..., None]:
+    def count_sends(by: int) -> Callable[..., None]:
         def count(*_: Any) -> None:
             nonlocal held, most
             with guard:
@@ -446,8 +446,8 @@ def test_it_leaves_connections_to_those_who_pay(post: DeliverySetup) -> None:
         for _ in range(12):
             post.endpoint(there.url)
         post.event()
-        sa.event.listen(post.database.engine, "checkout", counting(1))
-        sa.event.listen(post.database.engine, "checkin", counting(-1))
+        sa.event.listen(post.database.engine, "checkout", count_sends(1))
+        sa.event.listen(post.database.engine, "checkin", count_sends(-1))
         assert post.worker(connections_max=1).drain() == 12
     assert most <= 2  # one to look for what is due
 
@@ -475,11 +475,11 @@ def test_a_round_that_fails_is_not_the_last(
     post: DeliverySetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where no thread can be started: nobody else in this process sends webhooks."""
-    submit, failing = ThreadPoolExecutor.submit, [RuntimeError("can't start new thread")]
+    submit, start_failing = ThreadPoolExecutor.submit, [RuntimeError("can't start new thread")]
 
     def submits(threads: ThreadPoolExecutor, *work: Any) -> Any:
-        if failing:
-            raise failing.pop()
+        if start_failing:
+            raise start_failing.pop()
         return submit(threads, *work)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", submits)

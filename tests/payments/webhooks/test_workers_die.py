@@ -40,7 +40,7 @@ class Receiver:
     secret: str
     arrived: list[str] = field(default_factory=list)
 
-    def booked(self) -> list[str]:
+    def bookings(self) -> list[str]:
         with urllib.request.urlopen(f"{self.url}/bookings", timeout=20) as answer:  # noqa: S310
             return sorted(row["event"] for row in json.load(answer)["bookings"])
 
@@ -50,12 +50,12 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
     made = Receiver("", new_secret())
     app = webhook_receiver.create_app([made.secret], tmp_path / "bookings.db")
 
-    async def counted(scope: Any, receive: Any, send: Any) -> None:
+    async def count_and_call(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             made.arrived.append(dict(scope["headers"])[b"webhook-id"].decode())
         await app(scope, receive, send)
 
-    with serving(counted) as client:
+    with serving(count_and_call) as client:
         made.url = f"http://127.0.0.1:{client.port}"
         yield made
 
@@ -94,14 +94,14 @@ def test_killed_between_sending_and_recording(post: DeliverySetup, receiver: Rec
     endpoint(post, receiver)
     event = post.event()
     assert work(post, ("after_send", 1)) == [-9]
-    assert receiver.booked() == receiver.arrived == [event]
+    assert receiver.bookings() == receiver.arrived == [event]
     assert post.deliveries()[0].status == "pending"
     assert post.worker().drain() == 0  # the lease of the dead worker still holds
 
     lapse(post)
     assert post.worker().drain() == 1
     assert receiver.arrived == [event, event]
-    assert receiver.booked() == [event]
+    assert receiver.bookings() == [event]
     [delivery] = post.deliveries()
     assert (delivery.status, delivery.attempts) == ("delivered", 2)
     assert len(post.attempts()) == 1  # of the other nobody was left to tell
@@ -119,5 +119,5 @@ def test_nothing_is_lost_and_each_event_is_booked_once(
         post.worker(schedule=Schedule()).drain()
         lapse(post)  # also what the receiver put off while it handled another
     assert {row.status for row in post.deliveries()} == {"delivered"}
-    assert sorted(set(receiver.arrived)) == receiver.booked() == sent
+    assert sorted(set(receiver.arrived)) == receiver.bookings() == sent
     assert len(receiver.arrived) > EVENTS  # some came twice

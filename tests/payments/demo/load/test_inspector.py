@@ -18,7 +18,7 @@ from tests.payments.card_network import CardNetwork
 TENANT = "acct_1/test"
 
 
-def paid(database: Database, network: CardNetwork, purchase: str) -> str:
+def insert_charge(database: Database, network: CardNetwork, purchase: str) -> str:
     """A charge that both sides know."""
     charge = ids.new("ch")
     with network.client() as client:
@@ -56,7 +56,7 @@ def test_double_charges_and_lost_ones_are_found(tmp_path: Path) -> None:
     with CardNetwork(tmp_path) as network, closing(Database(Settings(data=tmp_path))) as database:
         database.create_tables()
 
-        def inspected(*charges: str) -> tuple[int, int]:
+        def inspect(*charges: str) -> tuple[int, int]:
             """Charges, and differences, after what somebody was told."""
             inspector = Inspector(network.url, database)
             for charge in charges:
@@ -67,8 +67,8 @@ def test_double_charges_and_lost_ones_are_found(tmp_path: Path) -> None:
             assert not inspector.is_alive()
             return inspector.charges, inspector.differences
 
-        first = paid(database, network, "purchase 1")
-        assert inspected(first) == (1, 0)
-        assert inspected(first, "ch_never") == (1, 1), "told, and never charged"
-        paid(database, network, "purchase 1")
-        assert inspected(first) == (2, 1), "one purchase, charged twice"
+        first = insert_charge(database, network, "purchase 1")
+        assert inspect(first) == (1, 0)
+        assert inspect(first, "ch_never") == (1, 1), "told, and never charged"
+        insert_charge(database, network, "purchase 1")
+        assert inspect(first) == (2, 1), "one purchase, charged twice"
