@@ -6,10 +6,11 @@ page are written as well (`tests/payments/explainer.py`).
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -255,20 +256,101 @@ def relied() -> str:
     return table(("profile", "counted on for"), rows)
 
 
-# --------------------------------------------------------------------------------- layers
+# ----------------------------------------------------------------------------------- rooms
+
+PACKAGE = ROOT / "src" / "oncekey"
+_NOT_DRAWN = {"__init__", "__main__", "clock", "core", "probes", "recoverer"}
+"""What only starts the command, and the deprecated names."""
+
+
+def rooms() -> str:
+    """Which rooms import which, without the arrows that follow from others."""
+    arrows = "".join(
+        f"    {room} --> {' & '.join(sorted(imported))}\n"
+        for room, imported in reduced(room_imports()).items()
+    )
+    return f"```mermaid\nflowchart TD\n{arrows}```\n"
+
+
+def room_imports() -> dict[str, set[str]]:
+    """The rooms that each room imports, highest layers first."""
+    contract = _contracts()[0]
+    order = re.findall(r"\w+", " ".join(contract["layers"]))
+    ignored = {tuple(pair.split(" -> ")) for pair in contract["ignore_imports"]}
+    edges: dict[str, set[str]] = {room: set() for room in order if room not in _NOT_DRAWN}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        module = ".".join(("oncekey", *parts)).removesuffix(".__init__")
+        for name in imports(ast.parse(path.read_text())):
+            package, _, imported = name.partition(".")
+            room = imported.partition(".")[0]
+            is_ignored = any(
+                module == importer and f"{name}.".startswith(f"{target}.")
+                for importer, target in ignored
+            )
+            if package == "oncekey" and parts[0] in edges and room in edges and not is_ignored:
+                edges[parts[0]].add(room)
+    return {room: imported - {room} for room, imported in edges.items()}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """What a module imports when it runs, by full names."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.If(test=ast.Name("TYPE_CHECKING")):
+                continue
+            case ast.Import(names):
+                yield from (each.name for each in names)
+            case ast.ImportFrom(module, names):
+                yield from (f"{module}.{each.name}" for each in names)
+            case _:
+                yield from imports(node)
+
+
+def reduced(edges: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The fewest edges from which the others follow."""
+    return {
+        start: {end for end in ends if not any(end in _reached(edges, via) for via in ends - {end})}
+        for start, ends in edges.items()
+        if ends
+    }
+
+
+def _reached(edges: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    left = [start]
+    while left:
+        ends = edges[left.pop()] - found
+        found |= ends
+        left += ends
+    return found
 
 
 def layers() -> str:
-    """Which parts may import which, as import-linter is told."""
+    """Which rooms may import which, as import-linter is told."""
+    return _layers(0)
+
+
+def engine_layers() -> str:
+    """Which modules of the engine may import which."""
+    return _layers(1)
+
+
+def _layers(contract: int) -> str:
+    return "```text\n" + "\n".join(_contracts()[contract]["layers"]) + "\n```\n"
+
+
+def _contracts() -> list[dict[str, Any]]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    return "```text\n" + "\n".join(settings["contracts"][0]["layers"]) + "\n```\n"
+    contracts: list[dict[str, Any]] = settings["contracts"]
+    return contracts
 
 
 PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
     for part in (
         *(states, decisions, endings, kinds, profiles, durability, allowed, compared, planned),
-        *(moves, relied, layers),
+        *(moves, relied, rooms, layers, engine_layers),
     )
 }
 
