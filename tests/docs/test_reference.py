@@ -20,7 +20,7 @@ from oncekey.stores.dynamodb import store
 from oncekey.stores.postgres import connection as postgres_connection
 from oncekey.stores.redis import store as redis_store
 from oncekey.stores.urls import KINDS
-from tests.docs.pages import ROOT, TEXTS, blocks, headings, rows
+from tests.docs.pages import TEXTS, blocks, headings, rows
 
 
 def cells(page: str) -> dict[str, list[str]]:
@@ -142,15 +142,3 @@ def test_everything_that_a_handler_may_ask_is_documented(name: str) -> None:
 @pytest.mark.parametrize("probe", PROBES)
 def test_every_probe_is_documented(probe: str) -> None:
     assert f"`{probe}`" in TEXTS["docs/testing.md"]
-
-
-# ----------------------------------------------------------------------------------------- map
-
-MODULES = {path.name for path in (ROOT / "src" / "oncekey").glob("[!_]*")} - {"py.typed"}
-
-
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_every_module_stands_on_the_map(name: str) -> None:
-    """Those of the top level, and folders; of what is in them it shows what one should know."""
-    drawn = TEXTS["ARCHITECTURE.md"].partition("## The map")[2].partition("```\n")[0]
-    assert re.search(rf"\b{re.escape(name)}", drawn)
