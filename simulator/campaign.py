@@ -121,9 +121,9 @@ def processes_of(count: int = 0) -> ProcessPoolExecutor:
 
 def hunt(bug: str, seeds: int) -> tuple[int, str] | None:
     """The first seed that finds a planted bug, and what it says; None if none of them does."""
-    parts, marks = BUGS[bug].parts(), Marks()
+    parts, marks, every = BUGS[bug].parts(), Marks(), BUGS[bug].every
     with playing(parts, marks):
-        for seed in range(seeds):
+        for seed in range(every - 1, seeds, every):
             if violation := play(seed, marks, parts).violation:
                 return seed, violation
     return None

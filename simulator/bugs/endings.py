@@ -23,6 +23,7 @@ from oncekey.atomic._transaction import AtomicOperation, Commit
 from oncekey.errors import StoreUnavailable
 from simulator.bugs.planting import admitting, changing, owning, planted
 from simulator.parts import Parts
+from simulator.world import ASKED_EVERY
 
 
 def _ending(*rows: tuple[End, str], fate: Fate) -> Parts:
@@ -214,7 +215,7 @@ def runs_when_it_has_found_out_too_late() -> Parts:
     return Parts(guard=owning(Engine))
 
 
-@planted(seeds=40_000)
+@planted(seeds=40_000, every=ASKED_EVERY)
 def too_old_frees_what_must_be_asked_about() -> Parts:
     """A host whose clock is ahead gives back what lapsed: another one runs it, and asks nobody."""
 
@@ -229,7 +230,7 @@ def too_old_frees_what_must_be_asked_about() -> Parts:
     return Parts(guard=admitting(Engine))
 
 
-@planted(seeds=10_000)
+@planted(seeds=10_000, every=ASKED_EVERY)
 def a_lost_take_over_frees_what_must_be_asked_about() -> Parts:
     """No reply came to a take-over: when that is found it is given back, and a retry runs it."""
 

@@ -29,18 +29,20 @@ class Bug:
     story: str
     seeds: int
     parts: Callable[[], Parts]
+    every: int = 1
+    """Only every so many-th schedule can show it: the others are not played."""
 
 
 BUGS: dict[str, Bug] = {}
 
 
-def planted(seeds: int) -> Callable[[Callable[[], Parts]], Callable[[], Parts]]:
+def planted(seeds: int, *, every: int = 1) -> Callable[[Callable[[], Parts]], Callable[[], Parts]]:
     """Register a bug under its function's name."""
 
     def register(parts: Callable[[], Parts]) -> Callable[[], Parts]:
         name = parts.__name__.replace("_", "-")
         story = " ".join((parts.__doc__ or "").split())
-        BUGS[name] = Bug(name, story, seeds, parts)
+        BUGS[name] = Bug(name, story, seeds, parts, every)
         return parts
 
     return register
