@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import oncekey
+from oncekey._core.op import arun
 from oncekey._core.record import State
 from oncekey._core.verbs import Count, Scan
 from oncekey._system.clock import FakeClock
@@ -91,7 +93,7 @@ def counted(app: IdempotencyMiddleware) -> list[Any]:
         asked.append(question)
         return gatherer_ask(question)
 
-    app.gatherer.ask = ask  # type: ignore[method-assign]
+    app.edge.runtime.drive = partial(arun, ask=ask)
     return asked
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from starlette.middleware.cors import CORSMiddleware
 
 from oncekey import Policy, current
+from oncekey._core.op import arun
 from oncekey._core.record import State
 from oncekey._core.verbs import Swap
 from oncekey._system import probes
@@ -163,7 +165,7 @@ def outage(world: World) -> asyncio.Event:
         completes = isinstance(question, Swap) and question.to is State.COMPLETED
         return hang() if completes and not hanging.is_set() else gatherer_ask(question)
 
-    world.app.gatherer.ask = ask  # type: ignore[method-assign]
+    world.app.edge.runtime.drive = partial(arun, ask=ask)
     return hanging
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from starlette.testclient import TestClient
 import oncekey
 import oncekey.atomic
 from oncekey import Misuse, Policy
+from oncekey._core.op import arun
 from oncekey._engine.recovery import Ending
 from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
@@ -129,7 +131,7 @@ async def test_e42_a_store_that_is_down(store_down: Any, monkeypatch: pytest.Mon
     async def down(verb: Any) -> Any:
         raise StoreUnavailable("down", sent=False)
 
-    monkeypatch.setattr(world.idempotency.guard.gatherer, "ask", down)
+    monkeypatch.setattr(world.idempotency.edge.runtime, "drive", partial(arun, ask=down))
     reply = await world.ask("k1")
     if store_down == "refuse":
         assert (reply.status, reply.kind, world.runs) == (503, "store-unavailable", 0)
