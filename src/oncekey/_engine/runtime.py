@@ -10,8 +10,7 @@ import asyncio
 import atexit
 import os
 from collections.abc import Coroutine, Iterable
-from functools import partial
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from oncekey._core.op import Op, arun, run
 from oncekey._core.policy import Policy
@@ -36,12 +35,6 @@ from oncekey.stores.urls import as_store
 T = TypeVar("T")
 
 DRAIN_S_MAX = 30.0
-
-
-class Drive(Protocol):
-    """Drives an operation of the engine in an event loop."""
-
-    def __call__(self, op: Op[T], /) -> Coroutine[Any, Any, T]: ...
 
 
 class Runtime:
@@ -79,8 +72,6 @@ class Runtime:
         self.sweeper = Sweeper(self.store, self.guard.replays.counters, chores=chores)
         self.gatherer = Gatherer(self.store)
         self.async_gatherer = AsyncGatherer(self.store)
-        self.drive: Drive = partial(arun, ask=self.async_gatherer.ask)
-        """Drives an operation of the engine, awaited."""
         self.background = Background(self.guard.ownership, self.drive, self.drive_sync)
         self._ports_sync = Ports(
             self.guard.ownership,
@@ -97,6 +88,10 @@ class Runtime:
         self.started_in: int | None = None
         """The process in which it was last started: this one, or the one that forked it."""
         self._kinds: dict[str, str] = {}
+
+    def drive(self, op: Op[T]) -> Coroutine[Any, Any, T]:
+        """Drive an operation of the engine, awaited."""
+        return arun(op, self.async_gatherer.ask)
 
     def drive_sync(self, op: Op[T]) -> T:
         """Drive an operation of the engine, blocking."""
