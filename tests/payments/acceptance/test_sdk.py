@@ -317,7 +317,7 @@ def test_objects_become_the_clients_own_types(shop: Shop) -> None:
         stripe.Charge: charge,
         stripe.Refund: refund,
         stripe.Event: event,
-        stripe.Balance: v1.held.retrieve(),
+        stripe.Balance: v1.balance.retrieve(),
         stripe.ListObject: v1.charges.list(),
     }
     assert all(isinstance(found, kind) for kind, found in types.items())
