@@ -14,6 +14,7 @@ from tests.atomic.crash_app import AT_ONCE, ROUNDS
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["sqlite3", "session"])
 def test_p6_handlers_that_are_cut_off_in_statements_do_not_end_the_process(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench import calls
 
 
+@pytest.mark.slow
 def test_two_traces_of_the_same_code_agree() -> None:
     before, after = calls.traces(), calls.traces()
     assert before == after

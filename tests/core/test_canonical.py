@@ -374,6 +374,7 @@ def test_e20_long_whole_numbers_are_compared_by_value(one: str, other: str) -> N
     assert canonical_json(one.encode() + LONG, version=1) == str(int(Decimal(one))).encode()
 
 
+@pytest.mark.slow
 def test_p11_version_1_writes_no_more_digits_than_it_wrote_of_a_megabyte() -> None:
     """Ten megabytes of these were half a gigabyte, for whoever had a record of version 1."""
     numbers = b",".join([b"1e308"] * 240_000)
@@ -394,6 +395,7 @@ def test_what_is_put_together_meanwhile_says_the_same(
         assert canonical_json(each.encode() + LONG) == canonical_json(each.encode())
 
 
+@pytest.mark.slow
 def test_p11_a_long_text_takes_little_more_memory_than_itself() -> None:
     text = b"[" + b",".join([b'{"a":[1,2]},[],1'] * 60_000) + b"]"
     tracemalloc.start()

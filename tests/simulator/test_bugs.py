@@ -9,7 +9,7 @@ from simulator.campaign import hunt
 from simulator.coverage import Marks
 from simulator.exhaustive import CASES, explore
 
-FAST_SEEDS_MAX = 1_000
+FAST_SEEDS_MAX = 500
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if bug.seeds > FAST_SEEDS_MAX else name
     for name, bug in BUGS.items()

@@ -27,6 +27,7 @@ def test_no_schedules_are_no_proof(number: str, capsys: pytest.CaptureFixture[st
     assert "--schedules: must be a number, from 1 up" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_processes_run_the_same_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for processes in ("1", "2"):
