@@ -93,7 +93,7 @@ def counted(app: IdempotencyMiddleware) -> list[Any]:
         asked.append(question)
         return gatherer_ask(question)
 
-    app.edge.runtime.drive = partial(arun, ask=ask)
+    app.edge.runtime.drive = partial(arun, ask=ask)  # type: ignore[method-assign]
     return asked
 
 

@@ -165,7 +165,7 @@ def outage(world: World) -> asyncio.Event:
         completes = isinstance(question, Swap) and question.to is State.COMPLETED
         return hang() if completes and not hanging.is_set() else gatherer_ask(question)
 
-    world.app.edge.runtime.drive = partial(arun, ask=ask)
+    world.app.edge.runtime.drive = partial(arun, ask=ask)  # type: ignore[method-assign]
     return hanging
 
 
