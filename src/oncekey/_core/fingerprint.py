@@ -15,7 +15,9 @@ is written only where version 1 has another form:
 - JSON under AWS's media types, which counted byte for byte; and if a header names the operation.
 
 Everything else has the digest that it always had, so that processes of both releases agree during a
-rolling deployment. A record of version 1 is compared by the rules of version 1.
+rolling deployment. A record of version 1 is compared by the rules of version 1, whose digest is
+computed only then. The version follows from the request's value alone, so two spellings of one
+request have the same.
 """
 
 from __future__ import annotations

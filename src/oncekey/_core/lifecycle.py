@@ -16,6 +16,11 @@ writing would let a take-over beat a renewal in between.
 A lost reply is harmless, because a repeated write finds its own token: `took_effect()` tells
 "somebody else was there" from "it was me, a moment ago".
 
+Released means one of two things. After a failure the record stays bound to its request, because the
+first try may have had an effect. Released without effect, on a first attempt, the key is as good as
+new. Without this difference a typo would burn a key, or a failed charge could be followed by
+another one under the same key.
+
 `TRANSITIONS` is the state machine. `DECISIONS` says what a request gets for what it finds.
 Everything else in this file only reads them. The diagram in ARCHITECTURE.md is generated from
 `TRANSITIONS`.
@@ -224,7 +229,9 @@ def renew(held: Held, *, lease_s: float, retention_s: float) -> Swap:
 
 
 def shorten(found: Record) -> Swap:
-    """Cut the deadline to one lease from now, after the store's clock was set back."""
+    """Cut the deadline to one lease from now, after the store's clock was set back: a lease must
+    not reach far into the future, so the first request that sees it cuts it.
+    """
     return _swap("shorten", found, lease_s=found.lease_s, retention_s=found.retention_s)
 
 

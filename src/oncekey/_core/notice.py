@@ -6,7 +6,9 @@ It says one of two things:
   records.
 - The *amnesia guard* is raised: an operator said that the store lost records that it had
   acknowledged. A request whose key may have been used before the loss does not run, because it may
-  have run already: its outcome is unknown. Only keys that are surely newer run.
+  have run already: its outcome is unknown. Only keys that are surely newer than the end of the
+  loss run: requests that ran in the lost time may have older keys than that. A record that was
+  restored unfinished may have been finished since, so it is not run either.
 
 A process that has the secrets finds the store's own notice under this id, sealed like every record.
 """

@@ -420,6 +420,8 @@ DEFAULTS: Final = Policy(
     in_flight="refuse",
     wait_s=10.0,
     keep=keep_definitive,
+    # What people expect after a crash: a key that says "unknown" until an operator comes would be
+    # worse for most. It can repeat an effect, so the start names the routes that have it.
     recovery="rerun",
     no_effect_on=(),
     ask=None,

@@ -1,9 +1,10 @@
 """Versions: functions that convert a stored response from one schema version to another.
 
 A record stores its response as the release that ran the handler gave it. A later release that
-answers in another shape registers how to convert the old one. Stored responses are never rewritten:
-each replay converts again. So the functions must be pure: the same response in, the same bytes out
-(P3), with no clock, database or randomness.
+answers in another shape registers how to convert the old one. Stored responses are never rewritten,
+because a migration would have to reach every store, and during a rolling deployment the old release
+still replays them: each replay converts again. So the functions must be pure: the same response in,
+the same bytes out (P3), with no clock, database or randomness.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ class _Stop:
 
 
 class Heartbeat:
-    """Renews attempts from `add` until they are finished, or ran for `run_s_max`."""
+    """Renews attempts from `add` until they are finished, or ran for `run_s_max`: a handler that
+    hangs must not hold its key for ever.
+    """
 
     def __init__(self, store: Store, ownership: Ownership, clock: Clock | None = None) -> None:
         self._ownership = ownership

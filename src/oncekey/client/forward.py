@@ -7,7 +7,8 @@ in all attempts. Outside a step requests are unchanged.
 A step should make one external change. If it calls several methods and URLs, the first gets
 `child_key(name)`, the others get keys numbered in the order of their first call. The same method
 and URL gets the same key again, because it is most likely a retry: two changes at one URL need two
-steps. A redirect keeps its key within its origin; another origin gets another key.
+steps. Numbers by order alone would give a retry loop a new key each time; by the body, a time stamp
+in it would. A redirect keeps its key within its origin; another origin gets another key.
 
 With retries: `through(retrying(transport))`, so that a call has its key before it is retried.
 

@@ -9,9 +9,10 @@ Time
     Every deadline is measured by the store's own clock, read inside the operation that uses it. A
     store turns `lease_s` and `retention_s` into deadlines itself and returns the time left.
     On every write: lease deadline = now + `lease_s` (none unless running); expiry = now +
-    (`lease_s` or 0) + `retention_s`. A record is *lapsed* when it runs and its lease deadline is
-    not after now; *expired* when its expiry is not after now; *overlong* when it runs and its lease
-    deadline is later than now + 1.001 times its `lease_s`.
+    (`lease_s` or 0) + `retention_s`, so that no record expires while its lease is live. A record is
+    *lapsed* when it runs and its lease deadline is not after now; *expired* when its expiry is not
+    after now; *overlong* when it runs and its lease deadline is later than now + 1.001 times its
+    `lease_s`.
 
     A store whose conditions cannot read a clock observes leases instead: what is left of one is
     counted from when this process first read the record with its present fence and beat, and a swap

@@ -38,7 +38,10 @@ class Capture:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.matched = False
-        """A route was found: a 404 is then the handler's word, not the router's."""
+        """A route was found: a 404 is then the handler's word, not the router's, which spends
+        nothing. Starlette and FastAPI leave `endpoint` or `route` in the scope, Flask its rule in
+        the request. Where nothing is left, a 404 counts as the router's.
+        """
         self.has_static_route = False
         """That route has no variables: its path is one of few."""
         self.complete = False

@@ -10,7 +10,9 @@ one application do not share their keys.
 Many routers take `//charges`, `/charges/` or `http://host/charges` for `/charges`, and the
 middleware around an application cannot ask them beforehand. So a template applies to all readings
 of its path, unless another reading falls under stricter rules: then the request is refused rather
-than run under the weaker ones.
+than run under the weaker ones. A path in normal form keeps its own name, or retries across a
+deployment would not find their records. The fingerprint takes the path as it was sent: in doubt two
+requests are not the same.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ By then the route's dependencies have run and its parameters are valid. So a req
 refuse (401, 403, 422) leaves no trace, and a retry is checked by them like any other request before
 it gets the first answer again. That answer is recorded when FastAPI has made it, exception handlers
 included, before its first byte is sent.
+
+The body is read at the door, because something may have parsed it by then. The endpoint is wrapped,
+not the framework: a replay is a response that the endpoint returns, so dependencies with `yield`
+are closed as always. The price: the recoverer has no login (`_fastapi_recovery`).
 """
 
 from __future__ import annotations

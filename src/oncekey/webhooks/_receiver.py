@@ -8,6 +8,10 @@ knows whether to retry.
 Senders deliver at least once and retry for days, so events are remembered for a month (the
 deduplication window). The handler's exceptions reach the caller: turned into a 500, they make the
 sender retry.
+
+A receiver takes one scheme of signatures. The two know an event by different ids: anyone who
+repeats a captured message could otherwise choose, by leaving headers out, which id counts, and have
+it handled twice.
 """
 
 from __future__ import annotations

@@ -10,6 +10,11 @@ ended changes nothing that another one has begun. An attempt that was sent but n
 its worker died, is sent again with the same event id.
 
 Sending an event again creates a new delivery, so a finished one never restarts.
+
+oncekey's outbox would not do: it forgets a message once a broker has it, knows one broker, and
+holds back what follows on the same key. A delivery is one event for one of many endpoints, is tried
+for days, must be listed and sent again after it ended, and one endpoint that hangs must not delay
+another.
 """
 
 from __future__ import annotations

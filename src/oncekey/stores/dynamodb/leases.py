@@ -9,6 +9,9 @@ One process can share what it found: it writes into the record that the lease ha
 beat that it saw, and others then need not wait a lease of their own. The next renewal makes that
 void.
 
+Dates would be no substitute: a wrong clock, the writer's or the server's, would take a healthy
+lease away. So they measure retention alone, where a second does not matter.
+
 Observations decide nothing by themselves. A take-over presents the beat that was seen, and the
 store carries it out only if that is still the beat: a renewal that this process never saw makes the
 take-over fail.

@@ -5,9 +5,17 @@ separate     in a separate table. Every release can read it.
 partitioned  in a table with a partition for each day on which answers expire, dropped as a whole.
              So are steps and stored requests, otherwise in a plain table and in the claim.
 
-A move first sets the new layout, which every write looks up; then it moves existing answers, in
+A move first sets the new layout. Every write looks it up, one row within its statement: so a change
+counts from the next statement on in every process, through every pooler and in callers'
+transactions, and no process remembers an old one. Then it moves existing answers, in
 batches by id. Reads always look in both places. To resume an interrupted move, run it again. A
 move between the two kinds of table passes "inline", so that the table is empty and can be replaced.
+
+Where a record's steps and request are, its claim says: a move changes that in a transaction that
+has locked the claim, so an owner that writes its third step during the move cannot put it beside
+the other two. A day's partition is dropped when no claim that expired on it is left. If it stayed
+for as long as a row of it was needed, one unresolved record would keep a million rows; so what will
+expire on another day goes along (`0005_days.sql`).
 
 Releases that do not know a layout must not run while it is in use: they would not find the answers.
 The table of migrations keeps them from starting.
@@ -148,7 +156,8 @@ def _move_all(ask: Callable[[Any], Any], to: str, watch: Watch) -> int:
 
 def _wait_for_open_transactions(ask: Callable[[Any], Any], watch: Watch) -> None:
     """Wait until every transaction that is open now has ended: each may have read the old layout,
-    or still see the old data. No lock would tell, and none is held.
+    or still see the old data. No lock is held: one on the claims would let a transaction
+    through that has not touched them yet, and would wait for vacuum, for hours.
     """
     opened = run(_open_transactions(), ask)
     _repeat(partial(_none_open, opened), ask, watch)

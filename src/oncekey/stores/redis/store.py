@@ -11,6 +11,7 @@ Time and fences
     that record's retention.
 
 Expiry
+    A record is one hash, because one key has one slot and one expiry.
     Completed and released records have an expiry (TTL) and vanish by themselves. Running and
     unknown records have none: only `Sweep` removes them, by their own deadline.
 

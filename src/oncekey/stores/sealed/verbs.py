@@ -11,10 +11,16 @@ How a sealed record is stored in the inner store:
     steps          the name a keyed hash; name and digest in one envelope, the result in another
     request        an envelope: the real id and the request
 
+Each envelope is in the field that it hides, so that a purge blanks what it blanks anyway, no schema
+changed, and no store knows that it is sealed. The fingerprint is an envelope and not a MAC that a
+claim compares, so that a record found by its id is complete.
+
 Envelopes are opened by a key derived from a secret and the *real* id, which is a digest of the
 scope and the client's key and is stored nowhere: the secrets alone open no response. Two kinds of
 content have a key of their own that needs only the secrets (*recovery*): requests that may have to
 be finished without their client, and content written by a process that knows only the hashed id.
+So a scan returns hashed ids, which contain a check of four bytes to be used like any id. Encrypting
+ids reversibly would be simpler, but then the secrets alone would open every response.
 
 The notice, which every process reads, is sealed by the id key in place of a secret: a process that
 opens the store can open it, whichever secrets were in use when it was written.

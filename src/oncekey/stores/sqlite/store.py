@@ -3,6 +3,11 @@
 A batch is one transaction: its verbs share one commit, and with it one sync of the disk. Reading
 takes no write lock and writes nothing. A lone insert is tried before it reads, since most are new:
 a replay may then hold the lock for a moment, but never waits for it.
+
+Answers have a table of their own: the one that decides stays narrow, so that claiming and
+completing touch few pages. Pages stay at 4 KB. Of 16 KB they would take 270 bytes less for a record
+with an answer of 1 KB, but the log is written in whole pages: under load commits were a fifth to a
+half slower.
 """
 
 from __future__ import annotations
