@@ -1,7 +1,7 @@
-"""A guarded ASGI request that is claimed late: not at the door, but where its handler would run.
+"""A guarded ASGI request whose key is claimed late: just before its handler would run.
 
-For frameworks that check a request inside the application. What is answered before the claim passes
-through: nothing was spent. From the claim on it is a `Run` like any other.
+For frameworks that check a request inside the application. A response before the claim passes
+through, and its key stays unused. From the claim on it is a `RequestRun` like any other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTLED = Answer(204, (), b"")
 
 
 class LateRun(RequestRun):
-    """One request, from its routing to its last byte."""
+    """Handles one request whose key is claimed just before its handler would run."""
 
     __slots__ = ("_held", "_unprotected")
 
@@ -48,16 +48,16 @@ class LateRun(RequestRun):
     ) -> None:
         super().__init__(middleware, messages.inner(scope), receive, send, route, body)
         self._held = False
-        """The request is claimed: what the application says is held back."""
+        """Whether the key is claimed: the response is collected."""
         self._unprotected = False
 
     async def start(self) -> None:
-        """Run the application. Whoever awaits its end may be cancelled: it goes on."""
+        """Run the application. If the task that awaits it is cancelled, it continues."""
         self._caller = self._edge.runtime.background.apart(self._run_late())
         await self._caller
 
     async def claim(self) -> Answer | None:
-        """Called where the handler would be. None: it is to run; else this is the answer."""
+        """Claim the key. None: run the handler; otherwise this is the response."""
         middleware, edge = self._middleware, self._edge
         request = messages.request(self._scope)
         call = await middleware.call(request, self._route, None, self._body)
@@ -88,7 +88,7 @@ class LateRun(RequestRun):
                 return None
 
     def _serve(self, claim: Claim | None) -> None:
-        """It runs, and nothing protects it."""
+        """Let the handler run unprotected."""
         route = self._route
         attempts.serve(passing(lambda: (route.operation, route.policy), self._edge.store, claim))
         self._hear_client()
@@ -130,7 +130,7 @@ class LateRun(RequestRun):
 
 
 class RecoveredRun(RequestRun):
-    """A request that the recoverer runs: it is owned before the application looks at it."""
+    """Handles a request for the recoverer, which owns it before the application sees it."""
 
     __slots__ = ("reached",)
 
@@ -144,8 +144,8 @@ class RecoveredRun(RequestRun):
         return self._middleware
 
     def _classify(self) -> tuple[End, Answer | None]:
-        """What was answered before the endpoint was called is no answer to what it had begun: it is
-        tried again, by a release that takes such requests, maybe.
+        """Count a response as transient if the endpoint was not called: it says nothing about what
+        the endpoint had begun, and a later release may accept the request.
         """
         keeps = self._session.policy.keep(self._capture.status) is Verdict.KEEP
         if keeps and not self.reached:

@@ -1,4 +1,4 @@
-"""ASGI's messages: requests read from them, answers written as them."""
+"""ASGI messages: read requests from them, write responses as them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SILENT_S_MAX = 60.0
-"""How long a client may say nothing in the middle of its body."""
+"""How long a client may pause in the middle of its body."""
 TOO_SLOW = Problem(
     Kind.MALFORMED_REQUEST,
     f"Nothing came of the request's body for {SILENT_S_MAX:g} seconds. Send it again, whole.",
 )
 
-# Ways to send a file past the application: what is not seen cannot be kept.
+# Ways to send a file past the middleware: what it does not see, it cannot store.
 _UNCAPTURABLE = ("http.response.pathsend", "http.response.zerocopysend")
 
 
 def request(scope: Scope) -> Request:
-    """The request as the edge reads it. Servers put U+FFFD in place of bytes in the path that are
-    no text: here they stay told apart, as far as the server still knows them.
+    """Read the request of a scope. Servers put U+FFFD in place of bytes in the path that are not
+    UTF-8; such paths stay distinct here if the server passes `raw_path`.
     """
     path = scope["path"]
     if "\ufffd" in path and (raw := scope.get("raw_path")) is not None:
@@ -53,8 +53,8 @@ def request(scope: Scope) -> Request:
 
 
 def inner(scope: Scope, by: object = None) -> Scope:
-    """The scope for a guarded application: nothing in it lets an answer pass by, and what is hidden
-    is left out. `by` is what stands under `GUARDED`.
+    """Make the scope for a guarded application: without extensions that send a response past the
+    middleware, and without hidden headers. `by` is the value of `GUARDED`.
     """
     inner = {**scope, GUARDED: by}
     extensions = scope.get("extensions")
@@ -67,8 +67,8 @@ def inner(scope: Scope, by: object = None) -> Scope:
 
 
 async def read(receive: Receive, request: Request, policy: Policy) -> Body | Problem | None:
-    """Read the whole body; None if the client left. One that says nothing for too long is refused:
-    servers of ASGI would wait for ever.
+    """Read the whole body; None if the client left. A client that pauses too long is refused: ASGI
+    servers would wait for ever.
     """
     declared = request.headers.first.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > policy.request_bytes_max:
@@ -94,7 +94,7 @@ async def read(receive: Receive, request: Request, policy: Policy) -> Body | Pro
 
 @dataclass(slots=True)
 class Supply:
-    """Gives a body that was read to an application, message by message."""
+    """Gives a body that was read already to an application, message by message."""
 
     body: Body
     closes: bool = False
@@ -103,7 +103,7 @@ class Supply:
     is_over: bool = False
 
     async def next(self) -> Message:
-        """The next part of it. What lies in memory is one part."""
+        """Return the next part. A body in memory is one part."""
         body = self.body
         if body.is_spooled:
             part = await file_thread.run(partial(body.part, self.at))
@@ -117,7 +117,7 @@ class Supply:
 
 
 def resupply(body: Body, receive: Receive) -> Receive:
-    """A `receive` that gives a body which was read already, then goes on as before."""
+    """Make a `receive` that first gives a body which was read already."""
     supply = Supply(body)
 
     async def receive_again() -> Message:
@@ -127,7 +127,7 @@ def resupply(body: Body, receive: Receive) -> Receive:
 
 
 async def send(send: Send, answer: Answer) -> None:
-    """Send an answer whole. A client that is gone is no error."""
+    """Send a whole response. It is no error if the client is gone."""
     with contextlib.suppress(OSError):
         await send(
             {

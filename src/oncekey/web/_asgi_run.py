@@ -1,7 +1,7 @@
-"""One guarded ASGI request, from decision to the last byte.
+"""One guarded ASGI request, from the engine's decision to the last byte.
 
-The handler runs in a task of its own: a client that hangs up does not stop it. Not one byte of its
-answer is sent before the answer is recorded.
+The handler runs in its own task: a client that hangs up does not stop it. No byte of its response
+is sent before the response is recorded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LEFT = "whoever called has left"
 
 
 class RequestRun:
-    """One guarded request, from decision to the last byte."""
+    """Handles one guarded request: asks the engine, runs the handler, records its response."""
 
     __slots__ = (
         "_answered",
@@ -85,9 +85,9 @@ class RequestRun:
         self._middleware = middleware
         self._edge = middleware.edge
         self._session: Session
-        """From the claim on."""
+        """Set when the key is claimed."""
         self._attempt: Attempt
-        """Once it may run."""
+        """Set when the handler may run."""
         self._unit = middleware.edge.async_unit(route.policy) if route.policy.atomic else None
         self._drive = (self._unit or middleware.edge.runtime).drive
         self._scope = scope
@@ -97,10 +97,9 @@ class RequestRun:
         self._body = body
         self._supply = messages.Supply(body, closes=self._closes_body)
         self._caller: asyncio.Future[None] | None = None
-        """What whoever called waits for, once the handler runs; done before its end if they left.
-        """
+        """What the server waits for while the handler runs; done early if it stopped waiting."""
         self._cut_off: tuple[End, Answer | None] | None = None
-        """What was being recorded when the application cut that off."""
+        """What was being recorded when a timeout of the application cut that off."""
         self._answered = False
         self._flowing: asyncio.Event | None = None
         self._silenced = False
@@ -120,7 +119,7 @@ class RequestRun:
             self._body.close()
 
     def _claim(self, call: Call, engine: Guard | Plain | None = None) -> Session:
-        """What this request asks of the engine."""
+        """Make the session of this request."""
         edge = self._edge
         ports = None if self._unit is not None else edge.runtime.ports()
         self._session = Session(engine or edge.guard, call, self._route.policy, ports)
@@ -142,7 +141,7 @@ class RequestRun:
                 await self._middleware.serve(scope, receive, send, claim)
 
     async def take_up(self, call: Call, orphan: Orphan) -> bool:
-        """Run what no client comes back for; False if there is nothing to run."""
+        """Run an abandoned request for the recoverer; False if there is nothing to run."""
         session = self._claim(call)
         taken = await self._drive(session.take_up(orphan.record, orphan.looked_at))
         if taken is not None:
@@ -150,7 +149,7 @@ class RequestRun:
         return taken is not None
 
     async def _begin_plain(self) -> Decision:
-        """It brought no key, and is atomic all the same: a transaction, and no record."""
+        """Begin an atomic request without a key: a transaction, and no record."""
         route = self._route
         self._unit = self._edge.async_unit(route.policy, plain=True)
         self._drive = (self._unit or self._edge.runtime).drive
@@ -159,7 +158,7 @@ class RequestRun:
         return decision
 
     def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
-        """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
+        """Start the handler. If the task that awaits it is cancelled, the handler continues."""
         try:
             by = self._edge.runtime.registry, self._session.claim.id
             self._scope = messages.inner(self._scope, by)
@@ -171,7 +170,7 @@ class RequestRun:
             raise
 
     def _hold_back(self, attempt: Attempt) -> None:
-        """From here on nothing that the application says goes out before it is recorded."""
+        """Collect the response from here on: nothing is sent before it is recorded."""
         self._attempt = attempt
         self._capture = Capture(self._route.policy.answer_bytes_max)
 
@@ -189,7 +188,7 @@ class RequestRun:
             await self._let_go()
 
     async def _let_go(self) -> None:
-        """The handler is over, and so is whatever it still holds."""
+        """Release what the handler held."""
         self._body.close()
         self._session.close()
         if self._unit is not None:
@@ -202,7 +201,7 @@ class RequestRun:
             raise RuntimeError("the application returned without a complete answer")
 
     async def _answer_failure(self, error: BaseException) -> bool:
-        """The handler raised. Whether its client was answered all the same."""
+        """Handle an exception of the handler. True if its client was answered all the same."""
         if self._cut_off is not None and (
             isinstance(error, Exception) or not self._attempt.finished
         ):
@@ -213,7 +212,7 @@ class RequestRun:
         return True
 
     async def _settle(self) -> bool:
-        """Ask what became of the attempt that died. False: nothing, the handler is to run."""
+        """Ask the application about the attempt that died. False: run the handler."""
         session = self._session
         learned = await session.ask()
         kept = self._edge.storable_finding(self._attempt, learned)
@@ -226,7 +225,7 @@ class RequestRun:
         return True
 
     async def _conclude_failed(self, error: BaseException) -> bool:
-        """The handler raised. Whether there is something to answer all the same."""
+        """Record that the handler raised. True if there is a response all the same."""
         finished = await self._drive(self._session.failed(error))
         if finished is None or isinstance(finished, Given):
             return False
@@ -238,8 +237,8 @@ class RequestRun:
         return True
 
     async def _receive(self) -> Message:
-        """The body, which was read already; then nothing until the client is answered, since one
-        that hangs up stops nothing but an endless stream, once that flows.
+        """Give the application the body, which was read already; then wait until the client is
+        answered. A client that hangs up stops only an endless stream that has begun.
         """
         if not self._supply.is_over:
             return await self._supply.next()
@@ -249,11 +248,11 @@ class RequestRun:
         return await self._receive_from_client()
 
     async def _collect(self, message: Message) -> None:
-        """Stands where the application believes the client to be."""
+        """Collect a message that the application sends to its client."""
         capture = self._capture
         is_over = not capture.flowing and self._attempt.lease.phase in CONCLUDED
         if self._cut_off is not None or is_over:
-            return  # what was answered is not this
+            return  # the client got another response
         if message["type"] == "http.response.start":
             if capture.flowing:  # as servers say: a beginning was sent
                 raise RuntimeError("the application begins another answer within its first one")
@@ -264,11 +263,10 @@ class RequestRun:
             elif capture.add(message.get("body", b""), last=not message.get("more_body", False)):
                 probe("after_handler")
                 await self._record(*self._classify())
-        # Anything else (early hints, trailers, debug information) belongs to a client that is not
-        # here.
+        # Anything else (early hints, trailers, debug information) is not stored.
 
     def _classify(self) -> tuple[End, Answer | None]:
-        """The answer is known as far as it will be kept: what it means for its record."""
+        """Tell what the response means for its record."""
         capture, scope = self._capture, self._scope
         route = scope.get("route")
         found = route or scope.get("endpoint")
@@ -292,7 +290,7 @@ class RequestRun:
         await self._answer(finished)
 
     async def _answer(self, finished: Finished) -> None:
-        """Tell the client how it ended."""
+        """Send the response that the end of the attempt calls for."""
         instead = self._edge.answer(finished, self._capture, self._session.call.key)
         if instead is None:
             await self._release()
@@ -300,14 +298,14 @@ class RequestRun:
             await self._answer_instead(instead)
 
     async def _answer_instead(self, answer: Answer) -> None:
-        """Send this, and nothing of what the application says."""
+        """Send this response, and nothing of the application's."""
         self._silenced = True
         await messages.send(self._tell, answer)
         self._hear_client()
 
     async def _tell(self, *said: Message) -> None:
-        """Send to the client. Raises `OSError` if it is gone, or whoever called: they may have
-        answered it themselves, as a limit on time does, and a server takes only one answer.
+        """Send to the client. Raises `OSError` if the client is gone, or if a middleware outside,
+        such as a timeout, has stopped waiting: it may have sent a response of its own.
         """
         caller = self._caller
         for message in said:
@@ -321,7 +319,7 @@ class RequestRun:
                 raise
 
     async def _release(self) -> None:
-        """Send what was held back."""
+        """Send the response that was collected."""
         capture, more = self._capture, not self._capture.complete
         status, headers = capture.status, capture.headers
         try:
@@ -330,22 +328,22 @@ class RequestRun:
                 {"type": "http.response.body", "body": capture.take(), "more_body": more},
             )
         except OSError:
-            self._silenced = True  # the client is gone; its answer is safe
+            self._silenced = True  # the client is gone; its response is stored
         if capture.complete or capture.endless:
             self._hear_client()
         probe("after_send")
 
     def _hear_client(self) -> None:
-        """Nothing is owed any more to a client that hangs up: the application may learn of it."""
+        """Let the application see from here on that its client hangs up."""
         self._answered = True
         if self._flowing is not None:
             self._flowing.set()
 
     async def _flow(self, message: Message) -> None:
-        """The rest of an answer that is too large to keep."""
+        """Send on the rest of a response that is too large to store."""
         if not message.get("more_body", False):
             self._capture.complete = True
-        if self._capture.endless:  # whoever streams learns that nobody reads any more
+        if self._capture.endless:  # tell the handler that no client reads any more
             if self._silenced:
                 raise OSError("the client of an endless stream is gone")
             await self._tell(message)
@@ -362,13 +360,13 @@ class RequestRun:
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody stops this very task. What it awaited may be cancelled, and it is not."""
+    """Return whether this task is being cancelled, and not only what it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class KeylessRun(RequestRun):
-    """A request without a key on an atomic route. Its handler reads what the client sends."""
+    """Handles a request without a key on an atomic route. Its handler reads from the client."""
 
     __slots__ = ()
 

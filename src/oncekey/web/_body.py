@@ -1,8 +1,8 @@
-"""Bodies of requests, from the moment when they are read until the handler has them.
+"""Request bodies, from when they are read until the handler has them.
 
-Up to `MEMORY_BYTES_MAX` a body lies in memory, beyond that in the spool. The body of a request that
-waits for another one to end is put into the spool as well, so that a crowd of them takes no memory.
-How many bytes of bodies a process holds is limited by the policy. Short ones are not counted: they
+A body of up to `MEMORY_BYTES_MAX` stays in memory, a longer one is in the spool. The body of a
+request that waits for another one to end moves to the spool too, so that many of them take no
+memory. The policy limits how many bytes of bodies a process holds. Short ones are not counted: they
 take no more than the rest of their requests.
 """
 
@@ -28,7 +28,7 @@ _CLOSED = "this body is closed"
 
 
 class Room:
-    """How many bytes of bodies this process holds."""
+    """Counts how many bytes of bodies this process holds."""
 
     def __init__(self) -> None:
         self._forget()
@@ -39,7 +39,7 @@ class Room:
         self.bytes_held = 0
 
     def take(self, size: int, bytes_max: int) -> bool:
-        """Whether there is room for so many more."""
+        """Take room for this many bytes; False if there is none."""
         with self._mutex:
             if self.bytes_held + size > bytes_max:
                 return False
@@ -55,8 +55,8 @@ room = Room()
 
 
 class Body:
-    """One body: it is added to until it is whole, then read, then closed. One that nobody has any
-    more is closed by itself.
+    """One body: add to it until it is whole, then read it, then close it. It closes itself when it
+    is garbage.
     """
 
     __slots__ = ("_counted", "_pid", "_pieces", "_spooled", "is_closed", "is_spooled", "size")
@@ -65,7 +65,7 @@ class Body:
         self.size = len(content)
         self.is_closed = self.is_spooled = False
         self._pieces = [content]
-        """In memory: all of it, or what comes behind that which is spooled."""
+        """In memory: all of it, or what follows the part in the spool."""
         self._spooled: Spooled | None = None
         self._counted = 0
         self._pid = 0
@@ -73,7 +73,7 @@ class Body:
     # ------------------------------------------------------------------------------- writing
 
     def add(self, chunk: bytes, policy: Policy) -> Problem | None:
-        """The next part of it; or why it is not taken."""
+        """Add the next part; return why it is refused."""
         self.size += len(chunk)
         if self.size > policy.request_bytes_max:
             return too_large(policy.request_bytes_max)
@@ -85,15 +85,15 @@ class Body:
         return None
 
     def overflows_at(self, *, whole: bool) -> bool:
-        """Whether it is to be spooled now: more is in memory than may be, or it is `whole` and what
-        came before is spooled.
+        """Return whether to spool it now: too much is in memory, or it is `whole` and its beginning
+        is spooled.
         """
         if self._spooled is None:
             return self.size > MEMORY_BYTES_MAX
         return whole or self.size - self._spooled.size > MEMORY_BYTES_MAX
 
     def spill(self, *, whole: bool = False) -> Problem | None:
-        """Write what is in memory into the spool: all of it, or as much as fills blocks. Blocks."""
+        """Write to the spool what is in memory: all of it, or as much as fills blocks. Blocking."""
         content = b"".join(self._pieces)
         size = len(content) if whole else len(content) - len(content) % BLOCK_BYTES
         try:
@@ -108,14 +108,14 @@ class Body:
         return None
 
     def put_away(self) -> None:
-        """Out of memory, for as long as its request waits. Blocks."""
+        """Move it out of memory while its request waits. Blocking."""
         if self._spooled is None and not self.is_closed:
             self.spill(whole=True)  # where there is no room it stays where it is
 
     # ------------------------------------------------------------------------------- reading
 
     def content(self) -> bytes:
-        """All of it, in memory. Blocks where it is spooled."""
+        """Return all of it. Blocking if it is spooled."""
         if self._spooled is not None:
             return b"".join(self.chunks())
         if self.is_closed:
@@ -125,7 +125,7 @@ class Body:
         return self._pieces[0]
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it, bit by bit. Blocks where it is spooled."""
+        """Yield all of it in parts. Blocking if it is spooled."""
         if self._spooled is None:
             yield self.content()
             return
@@ -133,7 +133,7 @@ class Body:
             yield self.part(at)
 
     def part(self, at: int, size: int = BLOCK_BYTES) -> bytes:
-        """Up to so many bytes from there on; none at its end. Blocks where it is spooled."""
+        """Return up to `size` bytes from `at`; none at its end. Blocking if it is spooled."""
         if self.is_closed:
             raise ValueError(_CLOSED)
         if self._spooled is None:
@@ -141,13 +141,13 @@ class Body:
         return read(self._spooled, at, size) if at < self.size else b""
 
     def open(self) -> io.BufferedIOBase:
-        """As a file."""
+        """Open it as a file."""
         if self._spooled is None:
             return io.BytesIO(self.content())
         return io.BufferedReader(_File(self), BLOCK_BYTES)
 
     def close(self) -> None:
-        """Give back what it takes."""
+        """Free its memory, room and spool."""
         if self.is_closed:
             return
         self.is_closed, self._pieces = True, [b""]
@@ -191,7 +191,7 @@ class _File(io.RawIOBase):
 
 
 def too_large(bytes_max: int) -> Problem:
-    """The refusal of a body that is larger than that."""
+    """Make the refusal of a body that is larger than this."""
     return Problem(
         Kind.TOO_LARGE,
         f"The request's body is larger than {bytes_max} bytes, the most that is taken with a key "

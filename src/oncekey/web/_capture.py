@@ -1,4 +1,4 @@
-"""Capture: collects an answer within limits, and knows when it must be let through unkept."""
+"""Capture: collect a response within limits; a longer one is sent on and not stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNBOUNDED = b"text/event-stream"
 
 
 class Capture:
-    """An answer as it comes from the application."""
+    """Collects the response of an application."""
 
     __slots__ = (
         "_bodiless",
@@ -34,25 +34,25 @@ class Capture:
         self._chunks: list[bytes] = []
         self._size = 0
         self.body: bytes | None = b""
-        """What is kept, once that is known: all of it, or None where only the fact is."""
+        """The body to store, once it is complete; None if only the fact is stored."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.matched = False
-        """A route was found: a 404 is then the handler's word, not the router's, which spends
+        """Whether a route was found: a 404 is then the handler's, not the router's, which spends
         nothing. Starlette and FastAPI leave `endpoint` or `route` in the scope, Flask its rule in
         the request. Where nothing is left, a 404 counts as the router's.
         """
         self.has_static_route = False
-        """That route has no variables: its path is one of few."""
+        """Whether that route has no variables: its path is one of few."""
         self.complete = False
-        """The application has said its last byte."""
+        """Whether the application has sent its last byte."""
         self.flowing = False
-        """Too large to keep, or endless: what follows is not collected any more."""
+        """Whether it is too large to store, or endless: the rest is not collected."""
         self.endless = False
-        """Goes on for as long as somebody reads it."""
+        """Whether it is a stream that continues for as long as its client reads."""
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The head of the answer; of another that had begun nothing is left."""
+        """Take the status and headers; they replace a response that had begun."""
         self._chunks, self._size, self.body = [], 0, b""
         self.status = int(status)  # frameworks pass on names of the standard library's for it
         self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
@@ -65,7 +65,7 @@ class Capture:
                 self.endless = True
 
     def add(self, chunk: bytes, *, last: bool) -> bool:
-        """Collect a part; True when the answer is known as far as it will be kept."""
+        """Collect a part; True when the response is known as far as it is stored."""
         if self.status == 0:
             raise RuntimeError("the application sent a body before it sent a status")
         # Itself, unless it is a view of memory that is used again.
@@ -82,13 +82,13 @@ class Capture:
         return last or self.flowing
 
     def replace(self, answer: Answer) -> None:
-        """Another answer stands in for the application's: what it still says is not collected."""
+        """Put another response in place of the application's."""
         self.status, self.headers = answer.status, list(answer.headers)
         self.body, self.complete = answer.body or b"", True
         self._chunks, self.flowing, self.endless = [self.body], False, False
 
     def take(self) -> bytes:
-        """Hand over what was collected, to be sent: it is not kept here any more."""
+        """Return what was collected, to send it, and drop it here."""
         collected = b"".join(self._chunks)
         self._chunks.clear()
         self.body = None

@@ -1,4 +1,4 @@
-"""A request's content: its type, what its body says, and what makes it the same as another one."""
+"""A request's content: its type, its plain body and its fingerprint."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ Rules = Callable[..., Fingerprint | BadBody]
 
 
 def content_type(request: Request) -> str:
-    """The content type as sent, empty if none was."""
+    """Return the content type as sent, empty if there is none."""
     return request.headers.first.get(b"content-type", b"").decode("latin-1")
 
 
 def content_coding(request: Request) -> str:
-    """How the body is coded, empty if it is not."""
+    """Return the content coding, empty if there is none."""
     coding = request.headers.first.get(b"content-encoding", b"").decode("latin-1").strip()
     return "" if coding.lower() == "identity" else coding
 
 
 def plain_body(request: Request, body: Body) -> bytes | None:
-    """The body without its coding; None where that cannot be read, or is more than is looked
-    into.
-    """
+    """Return the body without its coding; None if it cannot be decoded or is too long to parse."""
     if body.size > LOOKED_INTO_BYTES_MAX:
         return None
     coding, content = content_coding(request), body.content()
@@ -41,8 +39,8 @@ def plain_body(request: Request, body: Body) -> bytes | None:
 def fingerprint(
     request: Request, body: Body, profile: Profile, target: str, bytes_max: int
 ) -> Fingerprint | BadBody:
-    """What makes the request the same as another one. Of a compressed body that is what was
-    compressed; where that cannot be read, its bytes, of no type that is looked into.
+    """Compute the fingerprint of a request. A compressed body counts as what was compressed; if
+    that cannot be read, as its bytes, of a type that is not parsed.
     """
     key_in = profile.key_in
     rules = partial(

@@ -1,7 +1,7 @@
-"""The edge: what ASGI and WSGI share. It reads requests into calls and knows no sync from async.
+"""The edge: what ASGI, WSGI and all frameworks share. It knows neither threads nor event loops.
 
-From the raw request to the engine's `Call`: key, tenant, size, fingerprint, in the order in which a
-refusal must not have cost anything. And back: what an answer means for its record.
+It reads a request into the engine's `Call`: rules, key, tenant, size, fingerprint, in the order in
+which a refusal costs least. And it tells what a response means for its record, and what is sent.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _BAD_TENANT = Problem(
 )
 
 _FINISHED_ALONE = ("resume", "ask")
-"""Recoveries by which an operation is finished without its client: its request is kept."""
+"""Recoveries that finish an operation without its client: its request is stored."""
 _MAY_PASS = frozenset({404, 408, 409, 425, 429})
 _LIMITS = frozenset({Kind.TOO_LARGE, Kind.NO_ROOM})
 TOLD_MAX = 100
@@ -93,7 +93,7 @@ that have a name: paths that clients make up must not silence it.
 
 
 class Edge:
-    """The settings of one middleware and the parts that it runs on."""
+    """The settings of one middleware, and the parts that it runs on."""
 
     def __init__(
         self,
@@ -132,7 +132,8 @@ class Edge:
         check(atomic, self.store, self.routes.names_where)
         self.adapter = atomic
         self.undecided_routes: Callable[[], list[str]] = self.routes.undecided_routes
-        """The routes whose recovery nobody has chosen; a form that knows its routes names them."""
+        """Lists the routes without a chosen recovery; a form that knows its routes replaces this.
+        """
         self.recent = Recent(recent_s)
         self._told: set[tuple[str, str]] = set()
         key_in = self.profile.key_in
@@ -141,7 +142,7 @@ class Edge:
         self.is_stamped = self.profile.first_sent_in is not None
         """Whether clients say when they first sent a request."""
         self.reads_all = self.routes.required or self.key_header is None or self.is_stamped
-        """Whether also requests without the header of a key are looked at."""
+        """Whether requests without the key's header must be read too."""
 
     # ---------------------------------------------------------------------- reading a request
 
@@ -188,13 +189,13 @@ class Edge:
         return None
 
     def may_bring_key(self, request: Request) -> bool:
-        """Whether a request may bring a key, or has to: what can be told without its body."""
+        """Return whether a request may have a key or must have one, without reading its body."""
         if self.key_header is not None:
             return self.key_header in request.headers.first or self._is_stamped(request)
         return not self.key_in_body or may_hold_key(request)
 
     def key(self, request: Request, route: Route, body: Body | None = None) -> str | Problem | None:
-        """The key that the request brings, None if it brings none and needs none."""
+        """Return the key of the request, None if it has none and needs none."""
         found: str | BadKey | BadBody | Problem | None
         chars_min = route.policy.key_chars_min
         match self.profile.key_in:
@@ -216,12 +217,12 @@ class Edge:
         return found
 
     def _is_stamped(self, request: Request) -> bool:
-        """Whether its client says when it first sent it, and so takes it for safe to repeat."""
+        """Return whether the client says when it first sent it, and so expects a safe retry."""
         stamp = self.profile.first_sent_in
         return stamp is not None and bool(request.headers.all(stamp.name))
 
     def check_tenant(self, tenant: object) -> str | Problem:
-        """A tenant function's result, if it can be one."""
+        """Return the result of a tenant function, if it is a valid tenant."""
         if isinstance(tenant, str) and tenant:
             return tenant
         if tenant is None or tenant == "":
@@ -235,8 +236,8 @@ class Edge:
     def call(
         self, request: Request, route: Route, tenant: str, key: str, body: Body
     ) -> Call | Problem | Answer:
-        """The request as the engine sees it; or its answer, where that was sent a moment ago. Takes
-        long where `takes_long` says so.
+        """Make the engine's `Call` of a request; or return its response, if that was sent a moment
+        ago. Slow if `takes_long` says so.
         """
         operation, policy, profile = route.operation, route.policy, self.profile
         target = "" if profile.target_in is None else self._target(request)
@@ -278,22 +279,22 @@ class Edge:
 
     @staticmethod
     def _digests(request: Request, body: Body, key: str) -> dict[str, str]:
-        """Of each field; none where the body is not looked into."""
+        """Digest each field; none if the body is not parsed."""
         plain = plain_body(request, body)
         return {} if plain is None else field_digests(content_type(request), plain, key)
 
     def _target(self, request: Request) -> str:
-        """What the request asks for beside its path, in profiles that have a header for that."""
+        """Return the header that names the operation, in profiles that have one."""
         target = self.profile.target_in
         return "" if target is None else request.headers.get(target.name, "")
 
     def _requested_retention(self, request: Request, policy: Policy) -> float | Problem | None:
-        """The retention that the client asks for, where it may."""
+        """Return the retention that the client asks for."""
         lines, range_s = request.headers.all(retention.REQUEST_HEADER), policy.retention_declared_s
         return retention.requested_retention_s(lines, range_s) if lines and range_s else None
 
     def _keep(self, request: Request, route: Route, body: Body) -> bytes | None:
-        """The request as it is kept beside its record; None if it is too large."""
+        """Encode the request to store it with its record; None if it is too large."""
         bytes_max = route.policy.request_kept_bytes_max
         if body.size <= bytes_max:
             kept = kept_requests.encode(kept_requests.keep(request, body.content()))
@@ -309,7 +310,7 @@ class Edge:
         return None
 
     def _is_told_first(self, operation: str, what: str) -> bool:
-        """Whether the log is to be told this of an operation: it was not yet."""
+        """Return whether to log this about an operation: it was not logged yet."""
         has_room = len(self._told) < TOLD_MAX or operation in self.routes.names
         first = has_room and (operation, what) not in self._told
         if first:
@@ -317,7 +318,7 @@ class Edge:
         return first
 
     def check_age(self, request: Request, route: Route) -> Problem | None:
-        """For profiles whose clients say when they first sent: refuse what is older than memory."""
+        """Refuse a request that its client first sent longer ago than records are kept."""
         stamp = self.profile.first_sent_in
         if stamp is None:
             return None
@@ -327,8 +328,8 @@ class Edge:
     # ------------------------------------------------------------------------- atomic mode
 
     def unit(self, policy: Policy, *, plain: bool = False) -> Unit | None:
-        """What runs a request in one transaction, where its policy says so; for threads. `plain`:
-        one that brought no key.
+        """Make the unit that runs a request in one transaction, if its policy is atomic; for
+        threads. `plain`: the request has no key.
         """
         if not policy.atomic or self.adapter is None:
             return None
@@ -336,7 +337,7 @@ class Edge:
         return Unit(self.adapter, self.store, policy.atomic_s_max, ask, unused, plain=plain)
 
     def async_unit(self, policy: Policy, *, plain: bool = False) -> AsyncUnit | None:
-        """The same for an event loop."""
+        """Make the same for an event loop."""
         if not policy.atomic or self.adapter is None:
             return None
         ask = self.runtime.async_gatherer.ask
@@ -373,7 +374,7 @@ class Edge:
         return end, Answer(status, headers, capture.body)
 
     def storable_finding(self, attempt: Attempt, learned: object) -> object:
-        """What `ask` found out, an answer without what must not be kept of it."""
+        """Return what `ask` found; a response without what must not be stored."""
         if not isinstance(learned, Answer):
             return learned
         return kept_answer(learned, attempt.policy, self.profile)
@@ -390,7 +391,7 @@ class Edge:
         return sent
 
     def decline(self, problem: Problem, route: Route) -> Answer:
-        """The refusal of a request that does not come as far as the engine; it is told of."""
+        """Refuse a request before it reaches the engine; log and count it."""
         if problem.kind in _LIMITS and self._is_told_first(route.operation, problem.kind):
             log.warning("%s: a request was refused. %s", printable(route.operation), problem.detail)
         self.guard.reports.decline(route.operation, problem)
@@ -400,18 +401,18 @@ class Edge:
         return profiles.render(problem, self.profile)
 
     def mark_unknown(self, headers: Iterable[Line]) -> list[Line]:
-        """The headers of an application's own answer, after which nobody knows what it did."""
+        """Add to the headers of the application's response that its outcome is unknown."""
         return unknown_headers(headers, self.profile)
 
     def render_broken(self) -> Answer:
-        """What is sent in place of an exception, after which nobody knows what was done."""
+        """Render the response in place of an exception after which the outcome is unknown."""
         refused = profiles.render(refusals.request_failed(), self.profile, 500)
         headers = self.mark_unknown(refused.headers)
         return Answer(refused.status, tuple(headers), refused.body)
 
     def answer(self, finished: Finished, capture: Capture, key: str) -> Answer | None:
-        """What is sent, once it is known how an attempt ended. None: the application's own answer,
-        with the headers that it has in `capture` now; else: this one instead.
+        """Return what to send now that the attempt has ended. None: the application's own response,
+        with the headers that `capture` has now; otherwise this one instead.
         """
         match finished:
             case Stored(_, recorded):
@@ -439,7 +440,7 @@ class Edge:
     def answer_asked(
         self, finished: Finished, learned: object, capture: Capture, key: str
     ) -> Answer:
-        """What is sent, once `ask` has found out what became of the attempt that died."""
+        """Return what to send once `ask` has found what became of the attempt that died."""
         if isinstance(learned, Answer):
             capture.replace(learned)
         answer = self.answer(finished, capture, key)
@@ -448,8 +449,8 @@ class Edge:
     # ------------------------------------------------------------------------ start and end
 
     def start(self) -> None:
-        """Begin housekeeping, and say once which operations run again after a crash because nobody
-        has chosen otherwise.
+        """Start housekeeping, and warn once of operations that run again after a crash because no
+        recovery was chosen.
         """
         if self.runtime.start() and (undecided := self.undecided_routes()):
             warn(
@@ -460,13 +461,14 @@ class Edge:
             )
 
     def stop(self) -> None:
-        """Stop the threads; waits for what they have under way."""
+        """Stop the threads, and wait for the work that they have begun."""
         self.runtime.stop()
 
 
 def _of_recovered(attempt: Attempt, verdict: Verdict, status: int) -> Verdict:
-    """What a refusal means where no client can put it right. One that may pass is a failure: the
-    recoverer tries again. So is a 404 of the router: another release may know the route.
+    """Tell what a refusal means if no client can correct the request. One that may pass is a
+    failure: the recoverer tries again. So is a 404 of the router: another release may know the
+    route.
     """
     if verdict is not Verdict.NO_EFFECT:
         return verdict

@@ -1,4 +1,4 @@
-"""A request, as the tenant function and the edge see it, whichever server brought it."""
+"""A request, as the tenant function and the edge see it under any server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from oncekey.errors import Misuse
 _WITHIN = "one IdempotencyMiddleware within another; choose one of them for this route"
 
 GUARDED = "oncekey.guarded"
-"""In the scope or environ of a request that is guarded already: by which record of which store,
-where there is one.
+"""In the scope or environ of a request that is guarded already: the store's registry and the
+record's id, if there is a record.
 """
 
 
@@ -38,7 +38,7 @@ def check_refused_once(around: object, claim: Claim, problem: Problem) -> None:
 
 
 def guarded_twice(operation: str, by: str) -> Misuse:
-    """What is raised then. Nothing has run: the record that was claimed outside is given back."""
+    """Make the error for that. Nothing has run: release the record that was claimed outside."""
     if (outside := attempts.current_or_none()) is not None:
         outside.no_effect()
     return Misuse(f"{operation} is guarded twice, by {by}")
@@ -55,7 +55,7 @@ class Headers(Mapping[str, str]):
         """The value of the first line of each name."""
 
     def all(self, name: str) -> list[bytes]:
-        """The values of all lines of that name."""
+        """Return the values of all lines of this name."""
         wanted = name.lower().encode("latin-1")
         return [content for line, content in self.lines if line == wanted]
 
@@ -88,5 +88,5 @@ class Request:
 
 
 def within(root: str, path: str) -> str:
-    """The path below `root`; all of it where it is not below it."""
+    """Return the path below `root`; the whole path if it is not below it."""
     return path[len(root) :] if root and path.startswith(f"{root}/") else path

@@ -1,7 +1,7 @@
-"""Views: a request that is claimed where its view would run, and whose answer is an object.
+"""Guard views: claim a request's key just before its view runs, and record the response it returns.
 
-For frameworks that check a request before they call its view (Flask, Django). What is refused by
-then has spent nothing. The pairs here are one thing each, blocking and awaited.
+For frameworks that check a request before they call its view (Flask, Django): a request that they
+refuse leaves its key unused. Each step is here twice, blocking and awaited.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 
 
 class ViewCall:
-    """A view that is to run, and whose answer is then recorded."""
+    """One call of a guarded view, whose response is then recorded."""
 
     __slots__ = ("attempt", "capture", "given_up", "outer", "session", "unit")
 
     def __init__(self, session: Session, unit: Unit | None = None) -> None:
         self.session = session
         self.attempt: Attempt | None = None
-        """None: the store is down, and the policy lets it run unprotected."""
+        """None if it runs unprotected: the store is down, and the policy allows it."""
         self.unit = unit
         """In atomic mode: its transaction."""
         self.outer = attempts.position()
-        """Where this request came from: a handler may have sent it itself."""
+        """What `current()` gave before: a handler may have sent this request itself."""
         self.capture = Capture(session.policy.answer_bytes_max)
         self.capture.matched = True
         self.given_up = False
-        """It raised, and nobody knows what it did: what its framework answers is to say so."""
+        """It raised, and its outcome is unknown: the framework's response must say so."""
 
 
 def _must_change(whose: str, methods: Iterable[str]) -> None:
-    """Raise `Misuse` for rules of methods at which nobody looks here."""
+    """Raise `Misuse` for rules of methods that are not guarded here."""
     if safe := SAFE.intersection(methods):
         raise Misuse(
             f"{whose}: Policy(methods={(*sorted(safe),)}) guards nothing here, where only views "
@@ -89,7 +89,7 @@ def _widest(policies: Iterable[Policy]) -> Policy:
 
 
 Begun = ViewCall | Answer | None
-"""Run it and record its answer; do not run it, this is its answer; just run it."""
+"""Run the view and record its response; or send this response instead; or just run the view."""
 
 
 class GuardedViews:
@@ -128,7 +128,7 @@ class GuardedViews:
         self.runtime = self.edge.runtime
         self._marked = Marked(self.edge, policy, atomic)
         self.reading = _widest(settled.policies)
-        """By which a body is read whose view is not known yet."""
+        """The policy for reading a body before its view is known."""
         atexit.register(self.close)
 
     def route(
@@ -139,9 +139,9 @@ class GuardedViews:
         path: str | None = None,
         serves: Serves | None = None,
     ) -> Route | None:
-        """What applies to a view; None where nothing does. `template` is the path as the framework
-        writes it: `/orders/<int:number>`; `path` the request's as it reads it, below the root;
-        `serves` tells whether the view is called alike for another one.
+        """Find the rules of a view; None if it is not guarded. `template` is the path as the
+        framework writes it: `/orders/<int:number>`; `path` the request's as it reads it, below the
+        root; `serves` tells whether the view is called alike for another one.
         """
         method = request.method
         named = _VARIABLE.sub(r"{\1}", template)
@@ -159,8 +159,8 @@ class GuardedViews:
         return Route(operation, policy, is_named=True)
 
     def check(self, views: Iterable[Any]) -> None:
-        """Raise `Misuse` for marks on these views, which are all that there are, that cannot be
-        heeded; and where atomic mode was prepared that none of them asks for.
+        """Raise `Misuse` for decorators on these views, which are all there are, that cannot work;
+        and for an atomic mode that none of them uses.
         """
         policies = self._marked.check(views)
         for policy in policies:
@@ -175,7 +175,7 @@ class GuardedViews:
             )
 
     def is_guarded(self, method: str, template: str) -> bool:
-        """Whether a view without a mark is guarded."""
+        """Return whether a view without a decorator is guarded."""
         path = _VARIABLE.sub(r"{\1}", template)
         return method in self.edge.routes.match(method, path).policy.methods
 
@@ -203,7 +203,7 @@ class GuardedViews:
     # ------------------------------------------------------------------- before the view
 
     def begin_sync(self, request: Request, route: Route, body: Body) -> Begun:
-        """Claim the request's key; what to do then."""
+        """Claim the request's key and return what to do next."""
         is_long = takes_long(request, body)
         find = partial(self.edge.key, request, route, body)
         key = self._key(request, route, cpu_thread.run_sync(find) if is_long else find())
@@ -232,7 +232,7 @@ class GuardedViews:
         return begun
 
     def begin_keyless(self, route: Route) -> Begun:
-        """It brings no key and needs none: in atomic mode a transaction all the same."""
+        """Begin a request that has no key and needs none: in atomic mode, a transaction."""
         unit = self.edge.unit(route.policy, plain=True)
         if unit is None:
             return None
@@ -318,8 +318,8 @@ class GuardedViews:
     def _answer_asked(
         self, visit: ViewCall, learned: object, finished: Finished | None
     ) -> ViewCall | Answer:
-        """What is answered, now that it is known what became of the attempt that died; the visit,
-        if the view is to run.
+        """Return the response, now that it is known what became of the attempt that died; the call
+        itself if the view must run.
         """
         if finished is None:
             return visit
@@ -329,8 +329,8 @@ class GuardedViews:
     # -------------------------------------------------------------------- after the view
 
     def end_sync(self, visit: ViewCall) -> Answer | None:
-        """Record what the view answered, which is in the visit's capture. None: that is sent, with
-        the headers that it has there now; else: this instead.
+        """Record the view's response, which is in the capture. None: send that, with the headers
+        that it has now; otherwise send this instead.
         """
         if (op := self._conclusion(visit)) is None:
             return None
@@ -354,7 +354,7 @@ class GuardedViews:
         return visit.session.answered(verdict, kept)
 
     def fail_sync(self, visit: ViewCall, error: BaseException) -> Answer | None:
-        """The view raised. What is to be answered all the same, if there is something."""
+        """Record that the view raised; the response, if there is one all the same."""
         if visit.attempt is None:
             return None
         drive = (visit.unit or self.runtime).drive_sync
@@ -378,7 +378,7 @@ class GuardedViews:
 
     @contextmanager
     def _leave_on_error(self, visit: ViewCall) -> Iterator[None]:
-        """What is interrupted before the view could begin is left to lapse."""
+        """Let the attempt lapse if it is interrupted before the view begins."""
         try:
             yield
         except BaseException:
@@ -386,7 +386,7 @@ class GuardedViews:
             raise
 
     def leave(self, visit: ViewCall) -> None:
-        """The view has ended, however it did."""
+        """Clean up after the view, however it ended."""
         visit.session.close()
         if visit.unit is not None:
             visit.unit.close()
