@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+import simulator
 from bench import calls
 from tests.docs import generated
-from tests.docs.pages import ROOT, TEXTS, blocks
+from tests.docs.pages import PAGES, ROOT, TEXTS, blocks
 
 FOR_CONTRIBUTORS = ("ARCHITECTURE.md", "CONTRIBUTING.md")
 ROOTS = (ROOT, ROOT / "src" / "oncekey", ROOT / "src")
@@ -31,6 +32,13 @@ _DOTTED = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _CALL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(.*\))?")
 _ALONE = re.compile(r"_?[A-Z]\w+")
 _SUFFIXES = (".py", ".md", ".sql", ".lua", ".toml", ".txt")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    folders = "|".join((*CODE, "examples", "oncekey"))
+    paths = re.findall(rf"`((?:{folders})/[\w./-]+\.\w+)`", TEXTS[page])
+    assert not [path for path in paths if not exists(path)]
 
 
 @pytest.mark.parametrize("page", FOR_CONTRIBUTORS)
@@ -49,6 +57,14 @@ def test_a_name_that_is_gone_is_found() -> None:
     assert not exists("stores/no_such_file.py")
     assert not exists("Guard.no_such_method")
     assert not exists("NoSuchClass")
+    assert exists("_core.lifecycle")
+    assert not exists("core.lifecycle")
+
+
+def test_the_modules_of_the_simulator_are_those_that_it_lists() -> None:
+    listed = re.findall(r"^    (\w+(?: \w+)*)  ", simulator.__doc__ or "", re.MULTILINE)
+    modules = {path.stem for path in (ROOT / "simulator").glob("[!_.]*")}
+    assert {name for line in listed for name in line.split()} == modules
 
 
 def exists(name: str) -> bool:
@@ -59,7 +75,7 @@ def exists(name: str) -> bool:
         return any(any(root.glob(name.rstrip("/"))) for root in ROOTS)
     if _CALL.fullmatch(name):
         return all(_is_defined(each) for each in _DOTTED.findall(name))
-    return _ALONE.fullmatch(name) is None or name in _OTHERS or _folded(name) in _endings()
+    return _ALONE.fullmatch(name) is None or name in _OTHERS or name in _endings()
 
 
 def _is_defined(dotted: str) -> bool:
@@ -71,8 +87,8 @@ def _is_defined(dotted: str) -> bool:
 
 
 def _folded(name: str) -> str:
-    """`edge.call` is a call of `Edge.call`."""
-    return name.replace("_", "").casefold()
+    """`edge.call` is a call of `Edge.call`, and `store_calls.ask` of `StoreCalls.ask`."""
+    return re.sub(r"(?<=\w)_", "", name).casefold()
 
 
 _OTHERS = {"None", "GET", "POST", "blame.ignoreRevsFile"}
@@ -81,7 +97,7 @@ _ALIASES = {"attempts": "attempt", "unit": "AsyncUnit"}
 
 @functools.cache
 def _endings() -> set[str]:
-    """Every dotted name of the code, and each of its endings, folded."""
+    """Every dotted name of the code, and each of its endings, as it is and folded."""
     found: set[str] = set()
     for folder in CODE:
         for path in (ROOT / folder).rglob("*.py"):
@@ -89,7 +105,8 @@ def _endings() -> set[str]:
             module = path.relative_to(top).with_suffix("").parts
             for names in _names(path):
                 whole = (*(part for part in module if part != "__init__"), *names)
-                found.update(_folded(".".join(whole[start:])) for start in range(len(whole)))
+                endings = {".".join(whole[start:]) for start in range(len(whole))}
+                found |= endings | set(map(_folded, endings))
     return found
 
 

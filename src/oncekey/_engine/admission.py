@@ -1,7 +1,7 @@
 """Admission: what may run as new. The rest is answered from what is remembered of it, or refused.
 
 Part of the engine. Three things speak against a key of which nothing is known: it is older than
-memory (`core.key_age`), its tenant has used up its quota (`quotas`), or the store has lost what it
+memory (`_core.key_age`), its tenant has used up its quota (`quotas`), or the store has lost what it
 knew (`notices`). The first two are looked at before anything is written, so that a refusal costs
 nothing; age and loss once more when the claim is made, because only then it is known that nothing
 was remembered at that moment.

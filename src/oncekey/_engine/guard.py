@@ -3,7 +3,7 @@
 Everything here is a generator (`oncekey._core.op`): it yields verbs for the store and `Pause`s, and
 is sent outcomes. It has no `await`, no thread and no global state, so that one engine serves sync
 and async and a simulator can drive it through every interleaving. What it decides is decided by
-`core.lifecycle`; what it adds is patience: which question to repeat, how long to wait, and what to
+`_core.lifecycle`; what it adds is patience: which question to repeat, how long to wait, and what to
 say when the store does not answer.
 """
 
