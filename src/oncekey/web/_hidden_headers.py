@@ -1,10 +1,10 @@
-"""Hidden: what a guarded handler is not told about its client.
+"""Request headers that are hidden from a guarded handler.
 
-A stored answer is sent to whoever retries. So it must not be compressed for one client, nor be the
-part that one asked for (206), nor say that one has it already (304). `If-Match`,
-`If-Unmodified-Since` and `If-None-Match: *` stay: they are conditions on what is to be done.
+A stored response is sent to any client that retries. So it must not be compressed for one client,
+nor be a range that one asked for (206), nor say that one has it already (304). `If-Match`,
+`If-Unmodified-Since` and `If-None-Match: *` stay: they are conditions on the operation.
 
-Middleware outside the guarded part still sees all of them, and may go by them for each client.
+Middleware outside the guarded part still sees all of them, and may use them for each client.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _UNLESS_ANY = b"if-none-match"
 _NAMES = frozenset({b"accept-encoding", b"range", b"if-range", b"if-modified-since", _UNLESS_ANY})
 _VARIABLES = tuple("HTTP_" + name.decode().upper().replace("-", "_") for name in _NAMES)
 _PAST_THE_APPLICATION = "wsgi.file_wrapper"
-"""A way to send a file past it: what is not seen cannot be kept."""
+"""A way to send a file past the middleware: what it does not see, it cannot store."""
 
 Lines = Iterable[tuple[bytes, bytes]]
 
 
 def is_hidden(name: bytes, content: bytes) -> bool:
-    """Of a header line, whose name is lower case."""
+    """Return whether a header line is hidden. Its name is lower case."""
     return name in _NAMES and not (name == _UNLESS_ANY and content.strip() == b"*")
 
 
 def visible(lines: Lines) -> list[tuple[bytes, bytes]]:
-    """The header lines that are not hidden."""
+    """Return the header lines that are not hidden."""
     return [line for line in lines if line[0] not in _NAMES or not is_hidden(*line)]
 
 
 def hide(environ: MutableMapping[str, Any]) -> dict[str, Any]:
-    """Take what is hidden out of WSGI's environ, or what is made like it. What was taken out, so
-    that it can be put back.
+    """Remove hidden headers from a WSGI environ, or a mapping like it; return them, to put them
+    back.
     """
     taken = {
         name: environ[name] for name in (*_VARIABLES, _PAST_THE_APPLICATION) if name in environ

@@ -1,5 +1,4 @@
-"""Recent: replays that this process has lately sent, so that a crowd of retries asks the store
-once.
+"""A cache of the replays that this process sent lately: many retries query the store once.
 
 A completed record does not change for as long as it is kept (P3), so a request that comes again
 byte for byte, a moment after its replay, gets that replay once more. Two things end it before its

@@ -2,9 +2,8 @@
 
     app.add_middleware(IdempotencyMiddleware, store="sqlite:///keys.db", tenant=account_of)
 
-It is pure ASGI. A guarded handler runs in a task of its own: a client that hangs up does not stop
-it, and shutting down waits for it. Not one byte of its answer is sent before the answer is
-recorded.
+It is pure ASGI. A guarded handler runs in its own task: a client that hangs up does not stop it,
+and shutdown waits for it. No byte of its response is sent before the response is recorded.
 """
 
 from __future__ import annotations
@@ -73,10 +72,10 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
     """Guards an ASGI application. `tenant` gives the stable account of a request, never a token."""
 
     runner: ClassVar[type[AsgiRunner]] = AsgiRunner
-    """What finishes its requests when their clients do not come back."""
+    """Finishes its abandoned requests."""
 
     lets_recoverer_in = True
-    """Whether such a request gets as far as its handler."""
+    """Whether such a request can reach its handler."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         self.edge.routes.rooted = rooted_by(app)
         self.edge.routes.declared_root = root_of(app)
         self.lifespan: Scope = {}
-        """What the application was started with: recovered requests get its `app` and `state`."""
+        """The scope of the application's lifespan: recovered requests get its `app` and `state`."""
         self.edge.runtime.registry.add(self.runner(self))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,7 +165,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
     async def _serve_keyless(
         self, scope: Scope, receive: Receive, send: Send, route: Route
     ) -> None:
-        """It brings no key and needs none."""
+        """Let the application answer a request that has no key and needs none."""
         if route.policy.atomic and self.edge.adapter is not None:
             await KeylessRun(self, scope, receive, send, route, Body()).serve()
         else:
@@ -227,8 +226,8 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
     async def call(
         self, request: Request, route: Route, key: str | None, body: Body
     ) -> Call | Problem | Answer | None:
-        """The request as the engine sees it, or its answer where that was sent a moment ago; None
-        if it brings no key and needs none.
+        """Make the engine's `Call` of a request, or return its response if that was sent a moment
+        ago; None if it has no key and needs none.
         """
         edge = self.edge
         found: str | Problem | None = key
@@ -293,7 +292,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         return send_or_fail
 
     def _tell_test_clients(self) -> None:
-        """They go by an exception, and would wait for ever without it."""
+        """Raise for test clients, which would wait for ever otherwise."""
         if self._unfit and not server():
             raise self._unfit
 
@@ -314,7 +313,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         self._looked = True
 
     def _guarded_routes(self, app: Any) -> list[tuple[Any, str]]:
-        """The routes of an application that are guarded here, as far as they can be seen."""
+        """List the guarded routes of an application, as far as they are visible."""
         with contextlib.suppress(Unreadable):
             return [
                 (route, path)
@@ -344,12 +343,12 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         self.edge.start()
 
     async def drain(self) -> None:
-        """Wait for the handlers that still run, at most `drain_s_max`."""
+        """Wait at most `drain_s_max` for handlers that still run."""
         late = await self.edge.runtime.background.drain(self._drain_s_max)
         if late:
             log.warning("%d handlers did not end within %g s", late, self._drain_s_max)
 
     async def close(self) -> None:
-        """Stop what runs beside the requests and give the connections back."""
+        """Stop the background work and return the connections."""
         await asyncio.to_thread(self.edge.stop)
         await self.gatherer.close()

@@ -2,8 +2,8 @@
 
     app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store="sqlite:///keys.db", tenant=account_of)
 
-The application runs in the server's thread. Not one byte of its answer is handed to the server
-before the answer is recorded.
+The application runs in the server's thread. The server gets no byte of its response before the
+response is recorded.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         return self._serve(environ, start_response)
 
     def _check_place(self) -> None:
-        """At the first request: where it was put to is seen only then."""
+        """Check at the first request where the middleware was put: it is visible only then."""
         if getattr(self.app, "wsgi_app", None) is self:
             raise Misuse(
                 "this middleware is around the application whose wsgi_app it is, and would call "
@@ -186,7 +186,7 @@ class IdempotencyMiddleware(metaclass=Checked):
     def _serve_keyless(
         self, environ: Environ, start_response: StartResponse, route: Route
     ) -> Iterable[bytes]:
-        """It brings no key and needs none."""
+        """Let the application answer a request that has no key and needs none."""
         unit = self.edge.unit(route.policy, plain=True)
         if unit is None:
             return self._serve(environ, start_response)
@@ -204,8 +204,8 @@ class IdempotencyMiddleware(metaclass=Checked):
     def _call(
         self, request: Request, route: Route, key: str | None, body: Body
     ) -> Call | Problem | Answer | None:
-        """The request as the engine sees it, or its answer where that was sent a moment ago; None
-        if it brings no key and needs none.
+        """Make the engine's `Call` of a request, or return its response if that was sent a moment
+        ago; None if it has no key and needs none.
         """
         edge = self.edge
         found: str | Problem | None = key
@@ -250,7 +250,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         return None if unit is not None else self.edge.runtime.ports_sync()
 
     def take_up(self, environ: Environ, route: Route, call: Call, orphan: Orphan) -> bool:
-        """Run what no client comes back for; False if there is nothing to run."""
+        """Run an abandoned request for the recoverer; False if there is nothing to run."""
         session = Session(self.edge.guard, call, route.policy, self._ports(None))
         try:
             if self.ask(session.take_up(orphan.record, orphan.looked_at)) is None:
@@ -269,7 +269,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         session: Session,
         unit: Unit | None = None,
     ) -> Iterable[bytes]:
-        """Run the handler and record its answer; what is left of that to be sent."""
+        """Run the handler and record its response; return what is left to send."""
         attempt, capture = session.attempt, Capture(session.policy.answer_bytes_max)
         drive = (unit or self.edge.runtime).drive_sync
         outlet = _Outlet(capture, start_response, partial(self._conclude, session, capture, drive))
@@ -299,13 +299,13 @@ class IdempotencyMiddleware(metaclass=Checked):
         return rest
 
     def _conclude(self, session: Session, capture: Capture, drive: Drive) -> Answer | None:
-        """Record the answer. None: send the application's own; else: send this one instead."""
+        """Record the response. None: send the application's own; otherwise this one instead."""
         end, kept = self.edge.classify(session.attempt, capture)
         finished: Finished = drive(session.answered(end, kept))
         return self.edge.answer(finished, capture, session.call.key)
 
     def _settle(self, session: Session, capture: Capture, drive: Drive) -> Answer | None:
-        """Ask what became of the attempt that died; the answer, None if the handler is to run."""
+        """Ask the application about the attempt that died. None: run the handler."""
         learned = session.ask_sync()
         finished = drive(session.learned(self.edge.storable_finding(session.attempt, learned)))
         return finished and self.edge.answer_asked(finished, learned, capture, session.call.key)
@@ -313,7 +313,7 @@ class IdempotencyMiddleware(metaclass=Checked):
     def _conclude_failed(
         self, session: Session, capture: Capture, drive: Drive, error: BaseException
     ) -> Answer | None:
-        """The handler raised. What is to be answered all the same, if there is something."""
+        """Record that the handler raised; the response, if there is one all the same."""
         finished: Finished | None = drive(session.failed(error))
         if finished is None or isinstance(finished, Given):
             return None
@@ -353,7 +353,7 @@ class IdempotencyMiddleware(metaclass=Checked):
 
 
 class _Outlet:
-    """Lets an answer go out, once it is known as far as it will be kept: recorded, then begun."""
+    """Records a response once it is known as far as it is stored, then begins to send it."""
 
     def __init__(
         self,
@@ -367,10 +367,10 @@ class _Outlet:
         self._write: Write | None = None
         """The server's, once it is open."""
         self.instead: Answer | None = None
-        """What is sent in place of the application's answer."""
+        """The response in place of the application's."""
 
     def open(self) -> Write:
-        """Record the answer and begin it, unless that was done."""
+        """Record the response and begin it, unless that is done."""
         if self._write is None:
             probe("after_handler")
             instead = self.instead = self._conclude()
@@ -381,7 +381,7 @@ class _Outlet:
         return self._write
 
     def write(self, part: bytes) -> None:
-        """WSGI's `write`. What is too large to keep is not collected either."""
+        """WSGI's `write`. What is too large to store is not collected."""
         if self._write is not None:
             self._write(part)
         elif self._capture.add(part, last=False):
@@ -389,9 +389,7 @@ class _Outlet:
 
 
 class _Rest:
-    """What is left to send: the parts that were collected, then whatever the application still
-    has.
-    """
+    """The rest of a response: the parts that were collected, then what the application yields."""
 
     def __init__(self, capture: Capture, chunks: Iterator[bytes], source: Iterable[bytes]) -> None:
         self._capture = capture
@@ -409,8 +407,8 @@ class _Rest:
 
 
 def _run_app(app: App, environ: Environ, capture: Capture, write: Write) -> _Rest:
-    """Run the application until its answer is known as far as it will be kept. `write` is given to
-    it for what it does not yield.
+    """Run the application until its response is known as far as it is stored. `write` takes what it
+    does not yield.
     """
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
@@ -436,19 +434,19 @@ def _run_app(app: App, environ: Environ, capture: Capture, write: Write) -> _Res
 
 
 def _is_whole(parts: Iterable[bytes], environ: Environ) -> bool:
-    """Whether no application runs while it is read: a list, or a file that its server sends."""
+    """Return whether no application code runs while it is read: a list, or a file."""
     wrapper = environ.get("wsgi.file_wrapper")
     is_file = isinstance(wrapper, type) and isinstance(parts, wrapper)
     return is_file or isinstance(parts, list | tuple) or hasattr(parts, "read")
 
 
 def _nobody(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-    """Starts an answer that no client waits for."""
+    """Start a response that no client waits for."""
     return _discard
 
 
 def _discard(part: bytes) -> None:
-    """WSGI's `write`, for the same."""
+    """WSGI's `write` for such a response."""
 
 
 def _mark_unstored(start_response: StartResponse) -> StartResponse:
@@ -472,8 +470,8 @@ def _start(
 
 
 def _as_asked(method: str, parts: Iterable[bytes]) -> Iterable[bytes]:
-    """An answer of ours is a list: without its body, where it is asked for only how it would begin.
-    Not every server leaves it out, and the client would take it for the next answer.
+    """Drop the body of our own response, a list, for HEAD: not every server does, and the client
+    would take it for the next response.
     """
     return [] if method == "HEAD" and isinstance(parts, list) else parts
 
