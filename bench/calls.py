@@ -113,10 +113,15 @@ class Profiler:
 
 def traces() -> dict[str, Trace]:
     """Of a first POST and of its replay."""
-    logging.getLogger("oncekey.store").setLevel("ERROR")  # memory:// warns that it forgets
+    log = logging.getLogger("oncekey.store")
+    level = log.level
+    log.setLevel("ERROR")  # memory:// warns that it forgets
     profiler = Profiler()
-    with profiler.install():
-        return asyncio.run(_traces(profiler))
+    try:
+        with profiler.install():
+            return asyncio.run(_traces(profiler))
+    finally:
+        log.setLevel(level)
 
 
 async def _traces(profiler: Profiler) -> dict[str, Trace]:

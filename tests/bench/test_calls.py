@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from bench import calls
@@ -11,6 +13,7 @@ from bench import calls
 def test_two_traces_of_the_same_code_agree() -> None:
     before, after = calls.traces(), calls.traces()
     assert before == after
+    assert logging.getLogger("oncekey.store").level == logging.NOTSET
     first, replay = before["first"], before["replay"]
     assert first.calls[0] == calls.Call("IdempotencyMiddleware.__call__", "web/asgi.py")
     assert len(first.calls) > len(replay.calls) > 0
