@@ -143,7 +143,7 @@ def thread_runs_on_after_release() -> Parts:
     return Parts(session=Blind)
 
 
-@planted(seeds=2_000)
+@planted(seeds=5_000)
 def answer_after_a_drain_is_not_stored() -> Parts:
     """The process is about to stop, and its store closed: the answer goes out all the same."""
 
