@@ -15,7 +15,7 @@ from oncekey._core.problems import Kind, Problem
 from oncekey._core.record import Answer
 from oncekey._system.offload import file_thread
 from oncekey.web._body import MEMORY_BYTES_MAX, Body, too_large
-from oncekey.web._hidden_headers import visible
+from oncekey.web._hidden_headers import HIDDEN, is_hidden
 from oncekey.web._request import GUARDED, Headers, Request
 
 Scope = MutableMapping[str, Any]
@@ -62,7 +62,8 @@ def inner(scope: Scope, by: object = None) -> Scope:
         inner["extensions"] = {
             name: value for name, value in extensions.items() if name not in _UNCAPTURABLE
         }
-    inner["headers"] = visible(scope["headers"])
+    lines = scope["headers"]
+    inner["headers"] = [line for line in lines if line[0] not in HIDDEN or not is_hidden(*line)]
     return inner
 
 

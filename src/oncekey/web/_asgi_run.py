@@ -189,7 +189,8 @@ class RequestRun:
 
     async def _let_go(self) -> None:
         """Release what the handler held."""
-        self._body.close()
+        if not self._body.is_closed:
+            self._body.close()
         self._session.close()
         if self._unit is not None:
             await self._unit.close()

@@ -9,26 +9,20 @@ Middleware outside the guarded part still sees all of them, and may use them for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 _UNLESS_ANY = b"if-none-match"
-_NAMES = frozenset({b"accept-encoding", b"range", b"if-range", b"if-modified-since", _UNLESS_ANY})
-_VARIABLES = tuple("HTTP_" + name.decode().upper().replace("-", "_") for name in _NAMES)
+HIDDEN = frozenset({b"accept-encoding", b"range", b"if-range", b"if-modified-since", _UNLESS_ANY})
+"""The names of headers that `is_hidden` may hide."""
+_VARIABLES = tuple("HTTP_" + name.decode().upper().replace("-", "_") for name in HIDDEN)
 _PAST_THE_APPLICATION = "wsgi.file_wrapper"
 """A way to send a file past the middleware: what it does not see, it cannot store."""
-
-Lines = Iterable[tuple[bytes, bytes]]
 
 
 def is_hidden(name: bytes, content: bytes) -> bool:
     """Return whether a header line is hidden. Its name is lower case."""
-    return name in _NAMES and not (name == _UNLESS_ANY and content.strip() == b"*")
-
-
-def visible(lines: Lines) -> list[tuple[bytes, bytes]]:
-    """Return the header lines that are not hidden."""
-    return [line for line in lines if line[0] not in _NAMES or not is_hidden(*line)]
+    return name in HIDDEN and not (name == _UNLESS_ANY and content.strip() == b"*")
 
 
 def hide(environ: MutableMapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from oncekey.errors import Misuse
 from oncekey.web import _wsgi_environ as environs
 from oncekey.web._body import Body, too_large
 from oncekey.web._decorators import SAFE, Mark
-from oncekey.web._hidden_headers import hide, visible
+from oncekey.web._hidden_headers import hide, is_hidden
 from oncekey.web._request import GUARDED, Headers, Request, guarded_twice
 from oncekey.web._routes import Route
 from oncekey.web._views import Begun, ViewCall
@@ -279,7 +279,8 @@ def _hide(request: HttpRequest, state: RequestState) -> None:
     state.taken = hide(request.META)
     state.scope = getattr(request, "scope", None)
     if state.scope is not None:
-        request.scope = {**state.scope, "headers": visible(state.scope["headers"])}
+        lines = [line for line in state.scope["headers"] if not is_hidden(*line)]
+        request.scope = {**state.scope, "headers": lines}
     vars(request).pop("headers", None)  # made of META when it is first asked for
 
 
