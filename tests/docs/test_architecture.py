@@ -30,7 +30,7 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*/?")
 _DOTTED = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _CALL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(.*\))?")
-_ALONE = re.compile(r"_?[A-Z]\w+")
+_ALONE = re.compile(r"_?[A-Z]\w+|_[a-z]\w{5,}")
 _SUFFIXES = (".py", ".md", ".sql", ".lua", ".toml", ".txt")
 
 
