@@ -29,7 +29,7 @@ from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import _asgi_messages as messages
 from oncekey.web._body import Body
-from oncekey.web._lifespan import started
+from oncekey.web._lifespan import start_application
 from oncekey.web._routes import Route
 from oncekey.web.fastapi import Idempotency, idempotent
 from tests.web.client import request_headers, scope_for
@@ -107,7 +107,7 @@ class World:
 
     async def recover(self, app: Any = None) -> list[Recovered]:
         told: list[Recovered] = []
-        async with started(app or self.app):
+        async with start_application(app or self.app):
             recoverer = Recoverer(self.store, report=told.append)
             await recoverer.round()
             await recoverer.settle()
@@ -344,7 +344,7 @@ async def test_of_applications_with_the_same_routes_the_one_that_was_asked_runs_
     outer = made("outer", lifespan=idempotency.lifespan)
     for mount in ("/v1", "/v2", "/of/{who}"):
         outer.mount(mount, made(mount))
-    async with started(outer):
+    async with start_application(outer):
         transport = httpx2.ASGITransport(app=outer, root_path=root)
         async with httpx2.AsyncClient(transport=transport, base_url="http://shop") as api:
             headers = {"Idempotency-Key": "k", "Authorization": SECRET}

@@ -41,7 +41,7 @@ from oncekey.web import _asgi_messages as messages
 from oncekey.web import asgi, wsgi
 from oncekey.web._body import Body
 from oncekey.web._edge import Edge
-from oncekey.web._lifespan import started
+from oncekey.web._lifespan import start_application
 from tests.web.client import request_headers, scope_for
 
 POLICY = Policy(recovery="resume", lease_s=30.0)
@@ -69,7 +69,7 @@ def abandon(
 async def recovered(app: Any, store: MemoryStore, clock: FakeClock, orphan: bytes) -> Any:
     """The answer that was recorded when the application was started and its orphan recovered."""
     clock.advance(30.0)
-    async with started(app):
+    async with start_application(app):
         recoverer = Recoverer(store)
         await recoverer.round()
         await recoverer.settle()
@@ -175,7 +175,7 @@ async def test_an_application_that_cannot_start_says_so(caplog: pytest.LogCaptur
         yield
 
     with pytest.raises(Misuse, match=r"^the application did not start: RuntimeError: no bank$"):
-        async with started(Starlette(lifespan=lifespan)):
+        async with start_application(Starlette(lifespan=lifespan)):
             pytest.fail("started")
     await asyncio.sleep(0)
     gc.collect()  # when a task goes whose failure nobody has heard, asyncio tells

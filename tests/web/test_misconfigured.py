@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from oncekey import Misuse, single_tenant
-from oncekey.web._lifespan import started
+from oncekey.web._lifespan import start_application
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
@@ -58,7 +58,7 @@ def test_a_websocket_gets_nowhere_either() -> None:
 
 async def test_what_recovers_it_is_told_as_well() -> None:
     with pytest.raises(Misuse, match=r"the application did not start: Idempotency"):
-        async with started(wrong()):
+        async with start_application(wrong()):
             pass
 
 

@@ -18,7 +18,7 @@ from oncekey._engine.registry import registries
 from oncekey.cli.output import duration, print_json
 from oncekey.cli.records import shown_key
 from oncekey.errors import Misuse
-from oncekey.web._lifespan import started
+from oncekey.web._lifespan import start_application
 
 INTERRUPTED_WORK = 3
 """The exit code if recovered operations were still running at the end."""
@@ -64,7 +64,7 @@ def _import_failed(module: str, error: Exception) -> Misuse:
 
 async def _recover(app: Any, args: argparse.Namespace) -> int:
     """Recover; return how many operations were still running at the end."""
-    async with started(app):
+    async with start_application(app):
         recoverers = _recoverers(args)
         if args.once:
             for recoverer in recoverers:

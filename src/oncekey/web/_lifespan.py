@@ -24,7 +24,7 @@ _LAYERS_MAX = 50
 
 
 @contextlib.asynccontextmanager
-async def started(app: Any) -> AsyncIterator[None]:
+async def start_application(app: Any) -> AsyncIterator[None]:
     """While this lasts, the application is started. WSGI applications are already."""
     if not is_asgi(app):
         yield
@@ -64,7 +64,7 @@ def _layers(stack: Any) -> Iterator[Any]:
         stack = getattr(stack, "app", None)
 
 
-def _heard(task: asyncio.Task[None]) -> None:
+def _consume_error(task: asyncio.Task[None]) -> None:
     """It has said by messages that it failed; or it knows no lifespan, which is no failure."""
     if not task.cancelled():
         task.exception()
@@ -86,7 +86,7 @@ class _Lifespan:
         scope: Scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
         self._to_app.put_nowait({"type": "lifespan.startup"})
         self._task = asyncio.create_task(self._app(scope, self._to_app.get, self._hear))
-        self._task.add_done_callback(_heard)
+        self._task.add_done_callback(_consume_error)
         await asyncio.wait({self._task, self._up}, return_when=asyncio.FIRST_COMPLETED)
         if self._up.done():
             self._up.result()
