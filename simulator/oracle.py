@@ -310,7 +310,7 @@ class Oracle:
         self._left_nothing(task)
         if task.ran and task.due not in ("free", "retry"):
             raise Violation("P6", f"{task}: released {ghost}, {_is_due(task)}")
-        if task.must_ask:
+        if task.must_ask or (ghost.owner is not None and ghost.owner.must_ask):
             raise Violation("P6", f"{task}: released {ghost}, and nobody was asked about it")
         if task.ran and task.due == "retry":
             ghost.spoiled = True

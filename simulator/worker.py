@@ -388,6 +388,8 @@ class Worker(Process):
         """As by SIGTERM: take no more requests, and end when those at hand have, or were given
         time.
         """
+        if not self.up:
+            return
         self.up, self.draining = False, True
         self.world.timeline.process(self, "takes no more requests")
         in_s = DRAIN_S_MAX * self.world.chance()

@@ -55,6 +55,8 @@ CAREFUL_EVERY = 9
 ROLLING_EVERY = 11
 UPGRADED_EVERY = 17
 FADE_EVERY_S = 8.0
+DRAINED = 0.1
+"""How many schedules restart a process as a deployment does."""
 _PROBES_MAX = 3
 _TOLD = (
     *(kind.value for kind in Kind),
@@ -121,6 +123,8 @@ class World:
             self._client(errand)
         for worker, at in zip(self.workers, self.scenario.upgrades_at, strict=False):
             kernel.at(at, self.outside, worker.upgrade)
+        if self.chance() < DRAINED:
+            kernel.at(10.0 * self.chance(), self.outside, self.workers[0].drain)
         if self.scenario.recoverer:
             self.recovering.start()
         if self.scenario.sweep_every_s:

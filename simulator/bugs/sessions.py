@@ -53,18 +53,6 @@ def heartbeat_waits_for_the_application() -> Parts:
     return Parts(session=Late)
 
 
-@planted(seeds=2_000)
-def heartbeat_goes_on_after_the_end() -> Parts:
-    """What has ended is renewed as long as its process lives."""
-
-    class Endless(Session):
-        def close(self) -> None:
-            if self._is_held and self.attempt.finished:
-                self.attempt.lease.phase = Phase.RUNNING
-
-    return Parts(session=Endless)
-
-
 # ----------------------------------------------------------------------------------- the claim
 
 

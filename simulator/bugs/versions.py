@@ -72,7 +72,7 @@ def anew_as_if_never_run() -> Parts:
     return Parts(tables=tables)
 
 
-@planted(seeds=1_000)
+@planted(seeds=4_000)
 def anew_despite_block() -> Parts:
     """What its own release would never have repeated is run again for a new version."""
 
