@@ -215,7 +215,7 @@ def runs_when_it_has_found_out_too_late() -> Parts:
     return Parts(guard=owning(Engine))
 
 
-@planted(seeds=40_000, every=ASKED_EVERY)
+@planted(seeds=100_000, every=ASKED_EVERY)
 def too_old_frees_what_must_be_asked_about() -> Parts:
     """A host whose clock is ahead gives back what lapsed: another one runs it, and asks nobody."""
 
