@@ -15,7 +15,6 @@ from typing import Any
 
 from oncekey._core import endings
 from oncekey._core.answer import encode_result
-from oncekey._core.endings import End
 from oncekey._core.key import describe_call
 from oncekey._core.op import Op
 from oncekey._core.policy import INHERIT, Policy, Verdict, as_policy
@@ -24,15 +23,13 @@ from oncekey._core.validation import OPERATION_CHARS_MAX, is_storable
 from oncekey._engine import attempt as attempts
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Bypass, Call, Execute, Given, GivenUp, Refuse, Replay, Stored
-from oncekey._engine.outcomes import Declined, Outcome, Ran, committable, outcome_of, replayed
+from oncekey._engine.outcomes import Declined, Outcome, Ran, outcome_of, replayed
 from oncekey._engine.registry import Orphan
 from oncekey._engine.runtime import Runtime
 from oncekey._engine.session import Session
 from oncekey._engine.unawaited import not_awaitable
 from oncekey._system.probes import probe
 from oncekey._system.warn_once import warn
-from oncekey.atomic import AsyncUnit, Unit
-from oncekey.atomic._caller_transaction import AsyncCallerAdapter, CallerAdapter
 from oncekey.errors import (
     Misuse,
 )
@@ -112,9 +109,9 @@ class Operation:
             case Replay(answer):
                 return replayed(answer)
             case Refuse(problem, lost_claim):
-                return Declined(problem, sent=lost_claim is not None, of=self._name(call))
+                return Declined(problem, sent=lost_claim is not None, of=self.describe(call))
             case Bypass():
-                return self._encode_unprotected(await _await_if_needed(work()), call)
+                return self._encode_unprotected(await await_if_needed(work()), call)
 
     def run_sync(self, call: Call, work: Callable[[], Any]) -> Outcome:
         """`run` for callers that block; `work` runs in their thread."""
@@ -128,14 +125,14 @@ class Operation:
                 case Replay(answer):
                     return replayed(answer)
                 case Refuse(problem, lost_claim):
-                    return Declined(problem, sent=lost_claim is not None, of=self._name(call))
+                    return Declined(problem, sent=lost_claim is not None, of=self.describe(call))
                 case Bypass():
                     return self._encode_unprotected(not_awaitable(work()), call)
         finally:
             session.close()
 
     async def _execute(self, session: Session, work: Callable[[], Any]) -> Outcome:
-        drive, attempt, name = self.runtime.drive, session.attempt, self._name(session.call)
+        drive, attempt, name = self.runtime.drive, session.attempt, self.describe(session.call)
         try:
             with attempts.within(attempt):
                 if attempt.asks:
@@ -143,7 +140,7 @@ class Operation:
                     settled = await drive(session.learned(learned))
                     if settled is not None:
                         return outcome_of(settled, learned, name)
-                result = await _await_if_needed(work())
+                result = await await_if_needed(work())
             probe("after_handler")
             return await drive(self._end(session, result))
         except BaseException as error:
@@ -156,7 +153,7 @@ class Operation:
             session.close()
 
     def _execute_sync(self, session: Session, work: Callable[[], Any]) -> Outcome:
-        drive, attempt, name = self.runtime.drive_sync, session.attempt, self._name(session.call)
+        drive, attempt, name = self.runtime.drive_sync, session.attempt, self.describe(session.call)
         try:
             with attempts.within(attempt):
                 if attempt.asks:
@@ -176,38 +173,8 @@ class Operation:
 
     # ------------------------------------------------------------------ the caller's transaction
 
-    async def run_in(self, transaction: Any, call: Call, work: Callable[[], Any]) -> Outcome:
-        """Run `work`, and record that in a transaction of the caller's: it counts if and only if
-        the caller commits. Whatever must not be committed is raised.
-        """
-        session = self._join(call)
-        ask, policy = self.runtime.async_gatherer.ask, session.policy
-        adapter = AsyncCallerAdapter(transaction)
-        unit = AsyncUnit(adapter, self.runtime.store, policy.atomic_s_max, ask)
-        decision = await unit.drive(session.open())
-        if not isinstance(decision, Execute):
-            return outcome_of(decision, None, self._name(call))
-        with attempts.within(session.attempt):
-            result = await _await_if_needed(work())
-        answer = self._answer_in(session.attempt, result, call)
-        ended = await unit.drive(session.answered(End.KEPT, answer))
-        return committable(ended, answer, self._name(call))
-
-    def run_in_sync(self, transaction: Any, call: Call, work: Callable[[], Any]) -> Outcome:
-        """`run_in` for callers that block."""
-        session = self._join(call)
-        ask, policy = self.runtime.gatherer.ask, session.policy
-        unit = Unit(CallerAdapter(transaction), self.runtime.store, policy.atomic_s_max, ask)
-        decision = unit.drive_sync(session.open())
-        if not isinstance(decision, Execute):
-            return outcome_of(decision, None, self._name(call))
-        with attempts.within(session.attempt):
-            result = not_awaitable(work())
-        answer = self._answer_in(session.attempt, result, call)
-        ended = unit.drive_sync(session.answered(End.KEPT, answer))
-        return committable(ended, answer, self._name(call))
-
-    def _join(self, call: Call) -> Session:
+    def join(self, call: Call) -> Session:
+        """A session in a transaction of the caller's (`atomic._caller_transaction` drives it)."""
         if self.policy.recovery == "ask":
             raise Misuse(
                 f"{self.name}: Policy(recovery='ask') is for what can be left half done; a "
@@ -219,13 +186,14 @@ class Operation:
         policy = replace(self.policy, in_flight="refuse")
         return Session(self.runtime.guard, call, policy, ports=None)
 
-    def _answer_in(self, attempt: Attempt, result: Any, call: Call) -> Answer:
+    def answer_in(self, attempt: Attempt, result: Any, call: Call) -> Answer:
+        """The result as it is recorded there."""
         probe("after_handler")
         if attempt.verdict not in (None, Verdict.KEEP):
             raise Misuse(
-                f"{self._name(call)} called transient(), no_effect() or unknown() in its caller's "
-                "transaction, whose rows would be committed all the same: raise an exception "
-                "instead"
+                f"{self.describe(call)} called transient(), no_effect() or unknown() in its "
+                "caller's transaction, whose rows would be committed all the same: raise an "
+                "exception instead"
             )
         return Answer(200, _JSON, self._encode(result, call))
 
@@ -272,14 +240,14 @@ class Operation:
             ended = yield from session.answered(end, Answer(200, (), None))
             if isinstance(ended, Stored) and ended.answer is not None:
                 # What `complete_in` wrote is the result.
-                return outcome_of(ended, None, self._name(call))
+                return outcome_of(ended, None, self.describe(call))
             raise
         ended = yield from session.answered(end, answer)
-        return outcome_of(ended, answer, self._name(call))
+        return outcome_of(ended, answer, self.describe(call))
 
     def _end_failed(self, session: Session, error: BaseException) -> Op[Outcome | None]:
         """`work` raised. None: nothing counts but that."""
-        finished, name = (yield from session.failed(error)), self._name(session.call)
+        finished, name = (yield from session.failed(error)), self.describe(session.call)
         if isinstance(finished, GivenUp):
             error.add_note(
                 f"oncekey: nobody knows what {name} did, so it is not run again: later tries with "
@@ -290,12 +258,12 @@ class Operation:
             return None
         return outcome_of(finished, None, name)
 
-    def _name(self, call: Call) -> str:
+    def describe(self, call: Call) -> str:
         """Which call, for whoever reads an error: keys are not shown."""
         return describe_call(self.name, call.key)
 
     def _encode(self, result: Any, call: Call) -> bytes:
-        return encode_result(self._name(call), result, self.policy.answer_bytes_max)
+        return encode_result(self.describe(call), result, self.policy.answer_bytes_max)
 
     def _encode_unprotected(self, result: Any, call: Call) -> Ran:
         return Ran(json.loads(self._encode(result, call)), stored=False)
@@ -320,5 +288,5 @@ class Operation:
             )
 
 
-async def _await_if_needed(result: Any) -> Any:
+async def await_if_needed(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result

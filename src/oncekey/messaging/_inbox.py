@@ -29,6 +29,7 @@ from oncekey._engine.operation import Operation
 from oncekey._engine.outcomes import Declined, Ran, Replayed
 from oncekey._engine.runtime import Runtime
 from oncekey._engine.unawaited import must_run_when_called
+from oncekey.atomic._caller_transaction import run_in, run_in_sync
 from oncekey.errors import Misuse
 
 
@@ -161,9 +162,8 @@ class Inbox:
         database. Commit, then acknowledge; roll back on every exception. A crash leaves nothing.
         """
         call = self._call(message_id, tenant, payload)
-        return _to_outcome(
-            await self._operation.run_in(transaction, call, _bind_handler(handler, args))
-        )
+        work = _bind_handler(handler, args)
+        return _to_outcome(await run_in(transaction, self._operation, call, work))
 
     def handle_in_sync(
         self,
@@ -176,9 +176,8 @@ class Inbox:
     ) -> Outcome:
         """Blocking `handle_in`."""
         call = self._call(message_id, tenant, payload)
-        return _to_outcome(
-            self._operation.run_in_sync(transaction, call, _bind_handler(handler, args))
-        )
+        work = _bind_handler(handler, args)
+        return _to_outcome(run_in_sync(transaction, self._operation, call, work))
 
     def _call(self, message_id: str, tenant: str, payload: bytes) -> Call:
         name = self._operation.name
