@@ -90,6 +90,8 @@ class Application:
         It is asked under the heartbeat, and takes its time.
         """
         worker = self._worker
+        if task.work is not None:  # it is granted the record only with its commit
+            task.book = task.ghost.book
         self._judge.asks(task, attempt)
         yield Pause(worker.world.asking_s())
         learned = worker.world.find_out(task)

@@ -57,7 +57,7 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for part in ("src", "tests"):
+        for part in ("src", "tests", "simulator"):
             shutil.copytree(
                 ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__")
             )
