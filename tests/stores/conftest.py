@@ -149,18 +149,18 @@ def partitioned(partitioned_url: str) -> Subject:
 
 
 @pytest.fixture
-def cluster(redis_cluster: RedisCluster) -> Iterator[Subject]:
-    yield redis_kit.subject(redis_cluster, f"oncekey-{uuid.uuid4().hex}")
-    redis_kit.empty(redis_cluster)
+def cluster(redis_cluster: RedisCluster) -> Subject:
+    redis_kit.empty(redis_cluster)  # one scan reads so many keys at most, whosever they are
+    return redis_kit.subject(redis_cluster, f"oncekey-{uuid.uuid4().hex}")
 
 
 @pytest.fixture
-def sentinel(watched_redis: WatchedRedis) -> Iterator[Subject]:
+def sentinel(watched_redis: WatchedRedis) -> Subject:
     prefix, primary = f"oncekey-{uuid.uuid4().hex}", watched_redis.first
-    store = redis_store.open_url(f"{watched_redis.url}&prefix={prefix}")
-    yield Subject(store, elapse=partial(elapse.redis, primary.url, prefix))
     with watched_redis.client(primary) as client:
         client.flushall()
+    store = redis_store.open_url(f"{watched_redis.url}&prefix={prefix}")
+    return Subject(store, elapse=partial(elapse.redis, primary.url, prefix))
 
 
 @pytest.fixture
