@@ -276,7 +276,7 @@ def room_imports() -> dict[str, set[str]]:
     """The rooms that each room imports, highest layers first."""
     contract = _contracts()[0]
     order = re.findall(r"\w+", " ".join(contract["layers"]))
-    ignored = {tuple(pair.split(" -> ")) for pair in contract["ignore_imports"]}
+    ignored = {tuple(pair.split(" -> ")) for pair in contract.get("ignore_imports", [])}
     edges: dict[str, set[str]] = {room: set() for room in order if room not in _NOT_DRAWN}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
